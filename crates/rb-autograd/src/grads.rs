@@ -1,0 +1,106 @@
+//! [`GradStore`]: gradients of parameters, in the layout of the weights.
+//!
+//! Gradients are not zeroed. An entry is *stale* until its first writer of a step, which overwrites;
+//! later writers (a tied head, another micro-batch) accumulate.
+
+use std::sync::Arc;
+
+use rb_tensor::{Arena, DType, Device, Tensor};
+
+use crate::host;
+use crate::params::Layout;
+use crate::{AutogradError, Float, ParamId, ParamStore, Result};
+
+/// Whether a writer replaces what a buffer holds or adds to it: the beta of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beta {
+    /// beta = 0: the old content is not read.
+    Overwrite,
+    /// beta = 1: the result is added.
+    Accumulate,
+}
+
+/// Gradients of all parameters of one model.
+#[derive(Debug)]
+pub struct GradStore {
+    layout: Arc<Layout>,
+    arena: Arena,
+    fresh: Vec<bool>,
+}
+
+impl GradStore {
+    /// Gradients for `params`, all stale.
+    pub fn new(params: &ParamStore) -> Result<GradStore> {
+        let layout = params.layout().clone();
+        let weights = params.arena();
+        let arena = Arena::zeros("gradients", layout.numel, weights.dtype(), weights.device())?;
+        Ok(GradStore { fresh: vec![false; layout.entries.len()], layout, arena })
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// The flat gradients.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The flat gradients, to change (clipping, all-reduce).
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// The gradient of a named part, or `None` while it is stale.
+    pub fn part(&self, name: &str) -> Result<Option<Tensor>> {
+        for (entry, fresh) in self.layout.entries.iter().zip(&self.fresh) {
+            if let Some(part) = entry.parts.iter().find(|p| p.name == name) {
+                return if *fresh { Ok(Some(self.arena.view(part.offset, &part.shape)?)) } else { Ok(None) };
+            }
+        }
+        Err(AutogradError::UnknownParameter { name: name.into() })
+    }
+
+    /// Declares every gradient stale: the next writer overwrites. Optimizers call it after a step.
+    pub fn mark_stale(&mut self) {
+        self.fresh.fill(false);
+    }
+
+    /// Checks that every trainable parameter has a gradient from this step.
+    ///
+    /// # Errors
+    /// [`AutogradError::MissingGradients`] with all names.
+    pub fn require_complete(&self) -> Result<()> {
+        let missing =
+            self.layout.entries.iter().zip(&self.fresh).filter(|(e, fresh)| e.trainable && !**fresh);
+        let names: Vec<String> = missing.flat_map(|(e, _)| e.parts.iter().map(|p| p.name.clone())).collect();
+        if names.is_empty() { Ok(()) } else { Err(AutogradError::MissingGradients { names }) }
+    }
+
+    /// Euclidean norm over all trainable gradients, accumulated in f64.
+    pub fn global_norm(&self) -> Result<f64> {
+        let mut total = 0.0;
+        for entry in self.layout.entries.iter().filter(|e| e.trainable) {
+            total += match self.arena.dtype() {
+                DType::F64 => host::sum_of_squares(&self.arena.as_slice::<f64>()?[entry.range()]),
+                _ => host::sum_of_squares(&self.arena.as_slice::<f32>()?[entry.range()]),
+            };
+        }
+        Ok(total.sqrt())
+    }
+
+    /// The buffer of an entry and how to write it; marks it fresh.
+    pub(crate) fn slot<T: Float>(&mut self, id: ParamId) -> Result<(&mut [T], Beta)> {
+        let index = id.0 as usize;
+        let range = self.layout.entries[index].range();
+        let values = &mut self.arena.as_mut_slice::<T>()?[range];
+        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
+        self.fresh[index] = true;
+        Ok((values, beta))
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.arena.device()
+    }
+}

@@ -1,0 +1,304 @@
+//! The operation trait and the one place where device and element type select an implementation.
+
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
+
+use crate::host;
+use crate::tape::{LeafGrads, Source, Var};
+use crate::{AutogradError, Beta, Float, GradStore, Result};
+
+/// A differentiable operation: its attributes are the fields of the implementing struct.
+///
+/// There is no default backward and no way to register an operation without one.
+pub trait Op: Sized + Send + Sync + 'static {
+    /// Name in errors, profiles and the registry.
+    const NAME: &'static str;
+    /// What forward keeps for backward.
+    type Saved: Saved;
+
+    /// The shape rule: checks the inputs and gives the output's shape. Device-independent.
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape>;
+
+    /// The output's element type; the first input's unless an operation says otherwise.
+    fn out_dtype(&self, inputs: &[Tensor]) -> DType {
+        inputs[0].dtype()
+    }
+
+    /// Host forward. `T` is the first input's element type and `out` what [`Op::out_shape`] gave.
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, Self::Saved)>;
+
+    /// Host backward: turns the upstream gradient `dy` into gradients of the inputs, one call of a method
+    /// of `grads` for each input that [`GradSinks::wanted`] names. `T` is `dy`'s element type.
+    fn host_backward<T: Float>(
+        &self,
+        saved: Self::Saved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()>;
+}
+
+/// What an operation keeps for backward: a named struct, so that held memory can be counted.
+pub trait Saved: 'static {
+    /// The tensors held.
+    fn tensors(&self) -> Vec<&Tensor>;
+}
+
+impl Saved for () {
+    fn tensors(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+}
+
+/// Declares a struct of tensors that implements [`Saved`]: `saved!(struct RmsNormSaved { x, rstd });`
+#[macro_export]
+macro_rules! saved {
+    ($(#[$meta:meta])* struct $name:ident { $($field:ident),* $(,)? }) => {
+        $(#[$meta])*
+        pub struct $name { $($field: rb_tensor::Tensor),* }
+        impl $crate::Saved for $name {
+            fn tensors(&self) -> Vec<&rb_tensor::Tensor> {
+                vec![$(&self.$field),*]
+            }
+        }
+    };
+}
+
+/// Runs `op` on `inputs` and records it if any input needs a gradient.
+///
+/// # Errors
+/// Inputs of different tapes, devices or element types; the shape rule; no implementation.
+pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
+    let tape = inputs[0].tape;
+    for (i, input) in inputs.iter().enumerate() {
+        if !std::ptr::eq(input.tape, tape) {
+            return Err(AutogradError::ForeignVar { op: O::NAME, input: i });
+        }
+        input.value.expect_dtype(O::NAME, &format!("input {i}"), inputs[0].dtype())?;
+    }
+    let shapes: Vec<&Shape> = inputs.iter().map(|v| v.shape()).collect();
+    let out = op.out_shape(&shapes)?;
+    out.checked_numel(O::NAME)?;
+    let values: Vec<Tensor> = inputs.iter().map(|v| v.value.clone()).collect();
+    let (y, saved) = forward(&op, &values, &out)?;
+    debug_assert_eq!(y.shape(), &out, "{}: forward disagrees with its shape rule", O::NAME);
+    if !inputs.iter().any(|v| v.requires_grad()) {
+        return Ok(tape.var(Source::Constant, y));
+    }
+    let sources = inputs.iter().map(|v| v.source).collect();
+    let shapes = inputs.iter().map(|v| v.shape().clone()).collect();
+    let node = Node { backward: Box::new(Recorded { op, saved }), sources, shapes };
+    Ok(tape.var(tape.push(node), y))
+}
+
+/// Dispatch of forward: with [`backward`], the only match on device and element type above storage.
+fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::Saved)> {
+    match (inputs[0].device(), inputs[0].dtype()) {
+        (Device::Cpu, DType::F32) => op.host_forward::<f32>(inputs, out),
+        (Device::Cpu, DType::F64) => op.host_forward::<f64>(inputs, out),
+        (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
+    }
+}
+
+fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    match (dy.device(), dy.dtype()) {
+        (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
+        (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
+        (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
+    }
+}
+
+/// Sums two gradients; reuses `a`'s buffer if nobody else holds it.
+fn add(a: Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Float>(mut a: Tensor, b: &Tensor) -> Result<Tensor> {
+        let b = b.as_slice::<T>()?;
+        if let Some(values) = a.as_mut_slice::<T>() {
+            host::par_update(values, b, |x, y| x + y);
+            return Ok(a);
+        }
+        Ok(Tensor::from_vec(host::par_zip(a.as_slice::<T>()?, b, |x, y| x + y), a.shape().clone())?)
+    }
+    match (a.device(), a.dtype()) {
+        (Device::Cpu, DType::F32) => typed::<f32>(a, b),
+        (Device::Cpu, DType::F64) => typed::<f64>(a, b),
+        (device, dtype) => Err(AutogradError::Unsupported { op: "accumulate", dtype, device }),
+    }
+}
+
+/// One recorded operation.
+pub(crate) struct Node {
+    pub(crate) backward: Box<dyn RecordedOp>,
+    sources: Vec<Source>,
+    shapes: Vec<Shape>,
+}
+
+pub(crate) trait RecordedOp {
+    fn name(&self) -> &'static str;
+    fn saved(&self) -> Vec<&Tensor>;
+    fn run(self: Box<Self>, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()>;
+}
+
+struct Recorded<O: Op> {
+    op: O,
+    saved: O::Saved,
+}
+
+impl<O: Op> RecordedOp for Recorded<O> {
+    fn name(&self) -> &'static str {
+        O::NAME
+    }
+    fn saved(&self) -> Vec<&Tensor> {
+        self.saved.tensors()
+    }
+    fn run(self: Box<Self>, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        backward(self.op, self.saved, dy, grads)
+    }
+}
+
+/// Gradients in flight during one backward pass.
+pub(crate) struct BackwardState<'g> {
+    nodes: Vec<Option<Tensor>>,
+    leaves: Vec<Option<Tensor>>,
+    params: &'g mut GradStore,
+}
+
+impl<'g> BackwardState<'g> {
+    /// Walks the nodes from last to first; each is freed as soon as it has run.
+    pub(crate) fn run(
+        mut nodes: Vec<Node>,
+        leaves: usize,
+        root: Source,
+        dy: Tensor,
+        params: &'g mut GradStore,
+    ) -> Result<LeafGrads> {
+        let mut state = BackwardState { nodes: vec![None; nodes.len()], leaves: vec![None; leaves], params };
+        state.add(root, dy)?;
+        while let Some(node) = nodes.pop() {
+            let Some(dy) = state.nodes.pop().flatten() else { continue };
+            let op = node.backward.name();
+            let mut sinks = GradSinks {
+                op,
+                written: vec![false; node.sources.len()],
+                sources: &node.sources,
+                shapes: &node.shapes,
+                state: &mut state,
+            };
+            node.backward.run(dy, &mut sinks)?;
+            if let Some(input) = (0..node.sources.len()).find(|&i| sinks.wanted(i) && !sinks.written[i]) {
+                return Err(AutogradError::BackwardIncomplete { op, input });
+            }
+        }
+        Ok(LeafGrads { grads: state.leaves })
+    }
+
+    fn add(&mut self, source: Source, grad: Tensor) -> Result<()> {
+        let slot = match source {
+            Source::Constant => return Ok(()),
+            Source::Param(id) => return self.add_param(id, &grad),
+            Source::Leaf(i) => &mut self.leaves[i],
+            Source::Node(i) => &mut self.nodes[i],
+        };
+        *slot = Some(match slot.take() {
+            Some(old) => add(old, &grad)?,
+            None => grad,
+        });
+        Ok(())
+    }
+
+    fn add_param(&mut self, id: crate::ParamId, grad: &Tensor) -> Result<()> {
+        match (self.params.device(), grad.dtype()) {
+            (Device::Cpu, DType::F64) => {
+                let (dst, beta) = self.params.slot::<f64>(id)?;
+                host::store(dst, grad.as_slice()?, beta);
+            }
+            (Device::Cpu, DType::F32) => {
+                let (dst, beta) = self.params.slot::<f32>(id)?;
+                host::store(dst, grad.as_slice()?, beta);
+            }
+            (device, dtype) => return Err(AutogradError::Unsupported { op: "gradient", dtype, device }),
+        }
+        Ok(())
+    }
+}
+
+/// Where an operation's backward puts the gradients of its inputs.
+pub struct GradSinks<'a> {
+    op: &'static str,
+    written: Vec<bool>,
+    sources: &'a [Source],
+    shapes: &'a [Shape],
+    state: &'a mut dyn Sink,
+}
+
+impl GradSinks<'_> {
+    /// Whether input `i` exists and needs a gradient. Work for one that does not is wasted, not wrong.
+    pub fn wanted(&self, i: usize) -> bool {
+        self.sources.get(i).is_some_and(|s| *s != Source::Constant)
+    }
+
+    /// The shape of input `i`.
+    pub fn shape(&self, i: usize) -> &Shape {
+        &self.shapes[i]
+    }
+
+    /// Gives input `i` its gradient as a tensor (moved, not copied, where it is the first).
+    pub fn add(&mut self, i: usize, grad: Tensor) -> Result<()> {
+        if !self.wanted(i) {
+            return Ok(());
+        }
+        if grad.shape() != &self.shapes[i] {
+            return Err(
+                ShapeError::new(self.op, format!("gradient {i}"), grad.shape(), &self.shapes[i]).into()
+            );
+        }
+        self.written[i] = true;
+        self.state.add(self.sources[i], grad)
+    }
+
+    /// Lets `f` write the gradient of input `i` in place: the parameter's place in the arena, or a buffer.
+    /// With [`Beta::Overwrite`] `f` must write every element (a new buffer holds zeros, an arena holds
+    /// the last step's values); with [`Beta::Accumulate`] it must add.
+    pub fn write<T: Float>(&mut self, i: usize, f: impl FnOnce(&mut [T], Beta)) -> Result<()> {
+        if !self.wanted(i) {
+            return Ok(());
+        }
+        self.written[i] = true;
+        let source = self.sources[i];
+        if let Source::Param(id) = source {
+            let (dst, beta) = self.state.params().slot::<T>(id)?;
+            f(dst, beta);
+            return Ok(());
+        }
+        if let Some(mut old) = self.state.take(source) {
+            if let Some(dst) = old.as_mut_slice::<T>() {
+                f(dst, Beta::Accumulate);
+                return self.state.add(source, old);
+            }
+            self.state.add(source, old)?;
+        }
+        let mut fresh = vec![T::ZERO; self.shapes[i].numel()];
+        f(&mut fresh, Beta::Overwrite);
+        self.state.add(source, Tensor::from_vec(fresh, self.shapes[i].clone())?)
+    }
+}
+
+/// What [`GradSinks`] needs of the pass; a trait object keeps its lifetime out of every op's signature.
+trait Sink {
+    fn add(&mut self, source: Source, grad: Tensor) -> Result<()>;
+    fn take(&mut self, source: Source) -> Option<Tensor>;
+    fn params(&mut self) -> &mut GradStore;
+}
+
+impl Sink for BackwardState<'_> {
+    fn add(&mut self, source: Source, grad: Tensor) -> Result<()> {
+        BackwardState::add(self, source, grad)
+    }
+    fn take(&mut self, source: Source) -> Option<Tensor> {
+        match source {
+            Source::Leaf(i) => self.leaves[i].take(),
+            Source::Node(i) => self.nodes[i].take(),
+            Source::Constant | Source::Param(_) => None,
+        }
+    }
+    fn params(&mut self) -> &mut GradStore {
+        self.params
+    }
+}

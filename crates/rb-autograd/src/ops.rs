@@ -1,0 +1,29 @@
+//! The operations, one file each. Adding one: write its file, add its line.
+
+/// Declares the modules, exports each module's function of the same name, and lists the cases that gradient
+/// checks and device comparisons run.
+macro_rules! registry {
+    ($($name:ident),* $(,)?) => {
+        $(pub mod $name; pub use $name::$name;)*
+
+        /// Every operation, in alphabetical order.
+        pub const REGISTRY: &[OpEntry] =
+            &[$(OpEntry { name: stringify!($name), cases: $name::cases }),*];
+    };
+}
+
+/// An operation of the registry.
+#[derive(Clone, Copy)]
+pub struct OpEntry {
+    /// File stem, function name and [`crate::Op::NAME`].
+    pub name: &'static str,
+    /// Inputs to check it on.
+    pub cases: fn() -> Vec<crate::testing::Case>,
+}
+
+mod shared;
+
+registry! {
+    linear,
+    rms_norm,
+}

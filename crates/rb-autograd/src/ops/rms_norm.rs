@@ -1,0 +1,126 @@
+//! Root-mean-square normalisation over the last axis.
+//!
+//! - **Computes** `y = x * rstd * weight`, `rstd = 1/sqrt(mean(x^2) + eps)`: `eps` is inside the root.
+//! - **Shapes** `x [.., C]`, `weight [C]` -> `y [.., C]`.
+//! - **Dtypes** all of one float type; the mean is accumulated in that type.
+//! - **Backward** with `g = dy*weight`, `xhat = x*rstd`: `dx = rstd*(g - xhat*mean(g*xhat))`,
+//!   `dweight = sum(dy*xhat)` over rows.
+//! - **Saves** `x` and `weight` (shared), `rstd [..]`.
+//! - **Errors** `ShapeError` if `weight` is not `[C]` or `C` is 0.
+//! - **Source** arXiv:1910.07467; `LlamaRMSNorm` of transformers.
+
+use rb_tensor::{Shape, ShapeError, Tensor};
+
+use crate::host;
+use crate::testing::Case;
+use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// RMS norm of each row of `x`, scaled by `weight`.
+pub fn rms_norm<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64) -> Result<Var<'t>> {
+    apply(RmsNorm { eps }, &[x, weight])
+}
+
+struct RmsNorm {
+    eps: f64,
+}
+
+saved!(
+    struct RmsNormSaved { x, weight, rstd }
+);
+
+impl Op for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+    type Saved = RmsNormSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        let (x, weight) = (inputs[0], inputs[1]);
+        if x.rank() == 0 || x.last() == 0 || weight.dims() != [x.last()] {
+            let expected = format!("[{}] (last axis of x {x}, at least 1)", x.last());
+            return Err(ShapeError::new(Self::NAME, "weight", weight, expected).into());
+        }
+        Ok(x.clone())
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RmsNormSaved)> {
+        let (x, weight) = (inputs[0].as_slice::<T>()?, inputs[1].as_slice::<T>()?);
+        let (rows, c) = (out.rows(), out.last());
+        let eps = T::from_f64(self.eps);
+        let mut rstd = vec![T::ZERO; rows];
+        host::par_rows(&mut rstd, 1, |r, rstd| {
+            let sum: T = host::dot(&x[r * c..][..c], &x[r * c..][..c]);
+            rstd[0] = T::ONE / (sum / T::from_f64(c as f64) + eps).sqrt();
+        });
+        let mut y = vec![T::ZERO; x.len()];
+        host::par_rows(&mut y, c, |r, y| {
+            for ((y, &x), &w) in y.iter_mut().zip(&x[r * c..][..c]).zip(weight) {
+                *y = x * rstd[r] * w;
+            }
+        });
+        let rstd = Tensor::from_vec(rstd, [rows])?;
+        let saved = RmsNormSaved { x: inputs[0].clone(), weight: inputs[1].clone(), rstd };
+        Ok((Tensor::from_vec(y, out.clone())?, saved))
+    }
+
+    fn host_backward<T: Float>(&self, saved: RmsNormSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let c = dy.shape().last();
+        let rows = dy.shape().rows();
+        let (x, weight) = (saved.x.as_slice::<T>()?, saved.weight.as_slice::<T>()?);
+        let (rstd, dys) = (saved.rstd.as_slice::<T>()?, dy.as_slice::<T>()?);
+        if grads.wanted(0) {
+            let mut dx = vec![T::ZERO; x.len()];
+            host::par_rows(&mut dx, c, |r, dx| {
+                let (x, dy, rstd) = (&x[r * c..][..c], &dys[r * c..][..c], rstd[r]);
+                for ((g, &dy), &w) in dx.iter_mut().zip(dy).zip(weight) {
+                    *g = dy * w;
+                }
+                let mean = host::dot(dx, x) * rstd / T::from_f64(c as f64);
+                for (g, &x) in dx.iter_mut().zip(x) {
+                    *g = rstd * (*g - x * rstd * mean);
+                }
+            });
+            grads.add(0, Tensor::from_vec(dx, dy.shape().clone())?)?;
+        }
+        if grads.wanted(1) {
+            let dw = host::par_column_sums(rows, c, |r, acc: &mut [T]| {
+                for ((a, &x), &dy) in acc.iter_mut().zip(&x[r * c..][..c]).zip(&dys[r * c..][..c]) {
+                    *a += dy * x * rstd[r];
+                }
+            });
+            grads.write::<T>(1, |dst, beta| host::store(dst, &dw, beta))?;
+        }
+        Ok(())
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
+pub fn cases() -> Vec<Case> {
+    let case = |shapes: &[&[usize]]| {
+        Case::normal(format!("{:?}", shapes[0]), shapes, |v| rms_norm(&v[0], &v[1], 1e-6))
+    };
+    vec![
+        case(&[&[1, 1], &[1]]),
+        case(&[&[3, 7], &[7]]),
+        case(&[&[2, 3, 33], &[33]]),
+        case(&[&[5, 1000], &[1000]]),
+        Case::normal("large eps", &[&[4, 5], &[5]], |v| rms_norm(&v[0], &v[1], 0.5)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shape_rule() {
+        let rule = |x: &[usize], w: &[usize]| RmsNorm { eps: 1e-6 }.out_shape(&[&x.into(), &w.into()]);
+        assert_eq!(rule(&[2, 3], &[3]).unwrap().dims(), &[2, 3]);
+        let message = rule(&[2, 3], &[2]).unwrap_err().to_string();
+        assert_eq!(message, "rms_norm: weight has shape [2], expected [3] (last axis of x [2, 3], at least 1)");
+        assert!(rule(&[2, 0], &[0]).is_err());
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("rms_norm").unwrap();
+    }
+}

@@ -1,0 +1,1 @@
+//! Engines that several operation files share; no operations themselves.

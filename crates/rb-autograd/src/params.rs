@@ -1,0 +1,327 @@
+//! Parameters: names and places in one flat arena.
+//!
+//! An *entry* is what an operation reads (for example the packed query, key and value matrix); a *part* is
+//! what the outside world names (`q_proj.weight`): a range of the entry's rows. Rows of an entry that
+//! belong to no part are padding: zero, never exported, never given a gradient.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rb_tensor::{Arena, DType, Device, Rng, Shape, ShapeError, Tensor};
+
+use crate::{AutogradError, Result};
+
+/// Alignment of every entry in the arena, in elements (256 bytes of f32).
+const ALIGN: usize = 64;
+
+/// A handle to an entry of a [`ParamStore`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParamId(pub(crate) u32);
+
+/// How an entry's parts start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f64),
+}
+
+/// A named range of an entry's rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Hugging Face tensor name.
+    pub name: String,
+    /// Place of the first element in the arena.
+    pub offset: usize,
+    /// Shape as exported.
+    pub shape: Shape,
+}
+
+/// One parameter as operations see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamEntry {
+    /// Shape, padding rows included.
+    pub shape: Shape,
+    /// Place of the first element in the arena.
+    pub offset: usize,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// Whether it is trained. A frozen entry is a constant to the tape.
+    pub trainable: bool,
+    /// Named ranges, in row order.
+    pub parts: Vec<Part>,
+}
+
+impl ParamEntry {
+    /// The range of the arena.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.shape.numel()
+    }
+}
+
+/// The places of all entries: shared by weights, gradients and optimizer state.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Layout {
+    /// Entries in order of declaration.
+    pub entries: Vec<ParamEntry>,
+    /// Elements of the arena, alignment gaps included.
+    pub numel: usize,
+}
+
+impl Layout {
+    /// All parts, with their entries, in order of declaration.
+    pub fn parts(&self) -> impl Iterator<Item = (&ParamEntry, &Part)> {
+        self.entries.iter().flat_map(|e| e.parts.iter().map(move |p| (e, p)))
+    }
+
+    /// Number of named parameters' elements (what a user calls the model's size).
+    pub fn num_parameters(&self) -> usize {
+        self.parts().map(|(_, p)| p.shape.numel()).sum()
+    }
+
+    /// The part of this name.
+    pub fn part(&self, name: &str) -> Result<&Part> {
+        let found = self.parts().find(|(_, p)| p.name == name);
+        found.map(|(_, p)| p).ok_or_else(|| AutogradError::UnknownParameter { name: name.into() })
+    }
+}
+
+/// The weights of a model: one flat arena.
+#[derive(Debug)]
+pub struct ParamStore {
+    layout: Arc<Layout>,
+    weights: Arena,
+}
+
+impl ParamStore {
+    /// A store with no parameters, for computations that have none.
+    pub fn empty() -> ParamStore {
+        ParamBuilder::default().build_zeros(DType::F32, Device::Cpu).unwrap_or_else(|_| {
+            // INVARIANT: an arena of zero elements is always representable.
+            unreachable!("an empty arena cannot fail")
+        })
+    }
+
+    /// Places and names.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// The flat weights.
+    pub fn arena(&self) -> &Arena {
+        &self.weights
+    }
+
+    /// The flat weights, to change. Optimizers and loaders use it.
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.weights
+    }
+
+    /// The entry of a handle.
+    pub fn entry(&self, id: ParamId) -> &ParamEntry {
+        &self.layout.entries[id.0 as usize]
+    }
+
+    /// The value of an entry (padding included): a view into the arena.
+    pub fn tensor(&self, id: ParamId) -> Result<Tensor> {
+        let entry = self.entry(id);
+        Ok(self.weights.view(entry.offset, &entry.shape)?)
+    }
+
+    /// The value of a named part: a view into the arena.
+    pub fn part(&self, name: &str) -> Result<Tensor> {
+        let part = self.layout.part(name)?;
+        Ok(self.weights.view(part.offset, &part.shape)?)
+    }
+
+    /// Overwrites a named part.
+    ///
+    /// # Errors
+    /// An unknown name, another shape, or a tensor that still looks into the arena.
+    pub fn set_part(&mut self, name: &str, value: &Tensor) -> Result<()> {
+        let part = self.layout.part(name)?.clone();
+        if value.shape() != &part.shape {
+            return Err(ShapeError::new("set_part", name, value.shape(), &part.shape).into());
+        }
+        let range = part.offset..part.offset + part.shape.numel();
+        match self.weights.dtype() {
+            DType::F64 => {
+                let value = value.to_dtype(DType::F64);
+                self.weights.as_mut_slice::<f64>()?[range].copy_from_slice(value.as_slice()?);
+            }
+            _ => {
+                let value = value.to_dtype(DType::F32);
+                self.weights.as_mut_slice::<f32>()?[range].copy_from_slice(value.as_slice()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of the store in another element type: the f64 twin of a model, for checks.
+    pub fn to_dtype(&self, dtype: DType) -> Result<ParamStore> {
+        let mut twin = ParamStore {
+            layout: self.layout.clone(),
+            weights: Arena::zeros("weights", self.layout.numel, dtype, self.weights.device())?,
+        };
+        for (_, part) in self.layout.parts() {
+            twin.set_part(&part.name, &self.part(&part.name)?)?;
+        }
+        Ok(twin)
+    }
+
+    /// Declares parts frozen or trainable by name. Call it before gradients or optimizer state are built.
+    pub fn set_trainable(&mut self, name: &str, trainable: bool) -> Result<()> {
+        self.layout.part(name)?;
+        for entry in &mut Arc::make_mut(&mut self.layout).entries {
+            if entry.parts.iter().any(|p| p.name == name) {
+                entry.trainable = trainable;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Declares parameters; then lays them out and fills them.
+#[derive(Debug, Default)]
+pub struct ParamBuilder {
+    entries: Vec<(ParamEntry, Init)>,
+    names: HashMap<String, ()>,
+}
+
+impl ParamBuilder {
+    /// One parameter with one name. Weight decay applies to matrices (rank 2 and more).
+    pub fn param(&mut self, name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
+        let shape = shape.into();
+        let rows = shape.first().copied().unwrap_or(1);
+        self.packed([(name.into(), rows)], &shape, init)
+    }
+
+    /// A parameter whose rows belong to several names, in order; rows left over are padding.
+    ///
+    /// # Errors
+    /// A name that exists already; parts with more rows than the shape has.
+    pub fn packed(
+        &mut self,
+        parts: impl IntoIterator<Item = (String, usize)>,
+        shape: &Shape,
+        init: Init,
+    ) -> Result<ParamId> {
+        shape.checked_numel("parameter")?;
+        let row_numel: usize = shape.iter().skip(1).product();
+        let mut row = 0;
+        let mut named = Vec::new();
+        for (name, rows) in parts {
+            if self.names.insert(name.clone(), ()).is_some() {
+                return Err(AutogradError::DuplicateParameter { name });
+            }
+            let mut dims = shape.to_vec();
+            if let Some(first) = dims.first_mut() {
+                *first = rows;
+            }
+            named.push(Part { name, offset: row * row_numel, shape: dims.into() });
+            row += rows;
+        }
+        if row > shape.first().copied().unwrap_or(1) {
+            let expected = format!("at least {row} rows for its parts");
+            return Err(ShapeError::new("parameter", named[0].name.clone(), shape, expected).into());
+        }
+        let entry = ParamEntry {
+            shape: shape.clone(),
+            offset: 0,
+            decay: shape.rank() >= 2,
+            trainable: true,
+            parts: named,
+        };
+        self.entries.push((entry, init));
+        Ok(ParamId((self.entries.len() - 1) as u32))
+    }
+
+    /// Lays out the arena (decayed entries first) and fills it. Each part draws from a stream named after
+    /// it, so values depend on the seed and the name, not on the order of declaration or on packing.
+    pub fn build(self, rng: &Rng, device: Device) -> Result<ParamStore> {
+        let inits: Vec<Init> = self.entries.iter().map(|(_, init)| *init).collect();
+        let mut store = self.build_zeros(DType::F32, device)?;
+        let layout = store.layout.clone();
+        let weights = store.weights.as_mut_slice::<f32>()?;
+        for (entry, init) in layout.entries.iter().zip(inits) {
+            for part in &entry.parts {
+                let values = &mut weights[part.offset..part.offset + part.shape.numel()];
+                match init {
+                    Init::Zeros => {}
+                    Init::Ones => values.fill(1.0),
+                    Init::Normal(std) => {
+                        let mut rng = rng.fork(&part.name);
+                        values.iter_mut().for_each(|v| *v = (rng.normal() * std) as f32);
+                    }
+                }
+            }
+        }
+        Ok(store)
+    }
+
+    fn build_zeros(self, dtype: DType, device: Device) -> Result<ParamStore> {
+        let mut entries: Vec<ParamEntry> = self.entries.into_iter().map(|(e, _)| e).collect();
+        let mut numel = 0usize;
+        for decay in [true, false] {
+            for entry in entries.iter_mut().filter(|e| e.decay == decay) {
+                entry.offset = numel;
+                for part in &mut entry.parts {
+                    part.offset += numel;
+                }
+                numel = (numel + entry.shape.numel()).next_multiple_of(ALIGN);
+            }
+        }
+        let weights = Arena::zeros("weights", numel, dtype, device)?;
+        Ok(ParamStore { layout: Arc::new(Layout { entries, numel }), weights })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (ParamStore, ParamId) {
+        let mut b = ParamBuilder::default();
+        b.param("norm", [3], Init::Ones).unwrap();
+        let parts = [("q".to_string(), 2), ("k".to_string(), 1)];
+        let id = b.packed(parts, &[5, 3].into(), Init::Normal(1.0)).unwrap();
+        (b.build(&Rng::new(1), Device::Cpu).unwrap(), id)
+    }
+
+    #[test]
+    fn parts_padding_and_order() {
+        let (store, id) = store();
+        assert_eq!(store.entry(id).offset, 0, "decayed entries come first");
+        assert_eq!(store.layout().num_parameters(), 12);
+        let all = store.tensor(id).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(store.part("k").unwrap().to_vec::<f32>().unwrap(), all[6..9]);
+        assert_eq!(all[9..], [0.0; 6], "padding is zero");
+        assert!(store.part("v").unwrap_err().to_string().contains("parameter v does not exist"));
+    }
+
+    #[test]
+    fn values_depend_on_names_not_on_packing() {
+        let (packed, _) = store();
+        let mut b = ParamBuilder::default();
+        b.param("k", [1, 3], Init::Normal(1.0)).unwrap();
+        let alone = b.build(&Rng::new(1), Device::Cpu).unwrap();
+        assert_eq!(alone.part("k").unwrap().as_bytes(), packed.part("k").unwrap().as_bytes());
+    }
+
+    #[test]
+    fn names_are_unique_and_shapes_checked() {
+        let mut b = ParamBuilder::default();
+        b.param("a", [2], Init::Zeros).unwrap();
+        assert!(b.param("a", [2], Init::Zeros).unwrap_err().to_string().contains("declared twice"));
+        assert!(b.packed([("b".to_string(), 3)], &[2, 2].into(), Init::Zeros).is_err());
+        let (mut store, _) = store();
+        let wrong = Tensor::from_vec(vec![0f32; 2], [2]).unwrap();
+        assert_eq!(
+            store.set_part("norm", &wrong).unwrap_err().to_string(),
+            "set_part: norm has shape [2], expected [3]"
+        );
+    }
+}

@@ -1,0 +1,83 @@
+//! [`Arena`]: one flat buffer that many tensors look into.
+
+use std::sync::Arc;
+
+use crate::storage::Storage;
+use crate::{DType, Device, Elem, Result, Shape, ShapeError, Tensor, TensorError};
+
+/// A flat, named buffer. Tensors are views into it; it changes only when no view is alive, so a tensor
+/// never changes under its holder.
+#[derive(Debug)]
+pub struct Arena {
+    name: &'static str,
+    storage: Arc<Storage>,
+    numel: usize,
+}
+
+impl Arena {
+    /// A zeroed arena of `numel` elements.
+    pub fn zeros(name: &'static str, numel: usize, dtype: DType, device: Device) -> Result<Arena> {
+        Shape::from([numel]).checked_numel(name)?;
+        Ok(Arena { name, storage: Arc::new(Storage::zeros(numel, dtype, device)), numel })
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.numel
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.storage.dtype()
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// A tensor that looks at elements `offset..offset + shape.numel()`.
+    ///
+    /// # Errors
+    /// [`ShapeError`] if the range leaves the arena.
+    pub fn view(&self, offset: usize, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if offset.checked_add(shape.checked_numel(self.name)?).is_none_or(|end| end > self.numel) {
+            let expected = format!("at most {} elements from {offset}", self.numel.saturating_sub(offset));
+            return Err(ShapeError::new("arena view", self.name, &shape, expected).into());
+        }
+        Ok(Tensor { storage: self.storage.clone(), offset, shape })
+    }
+
+    /// The whole buffer as a host slice.
+    pub fn as_slice<T: Elem>(&self) -> Result<&[T]> {
+        self.storage.host_slice(self.name)
+    }
+
+    /// The whole buffer as a mutable host slice.
+    ///
+    /// # Errors
+    /// [`TensorError::Shared`] while a tensor still looks into the arena.
+    pub fn as_mut_slice<T: Elem>(&mut self) -> Result<&mut [T]> {
+        let holders = Arc::strong_count(&self.storage) - 1;
+        let shared = TensorError::Shared { arena: self.name.into(), holders };
+        Arc::get_mut(&mut self.storage).ok_or(shared)?.host_slice_mut(self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_blocks_mutation() {
+        let mut arena = Arena::zeros("weights", 6, DType::F32, Device::Cpu).unwrap();
+        let view = arena.view(2, [2, 2]).unwrap();
+        let error = arena.as_mut_slice::<f32>().unwrap_err().to_string();
+        assert!(error.starts_with("weights: 1 tensor(s) still look"), "{error}");
+        drop(view);
+        arena.as_mut_slice::<f32>().unwrap()[2] = 5.0;
+        assert_eq!(arena.view(2, [1]).unwrap().item().unwrap(), 5.0);
+        assert!(arena.view(5, [2]).is_err());
+    }
+}

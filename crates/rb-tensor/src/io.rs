@@ -1,0 +1,127 @@
+//! safetensors files: written whole and synced, read with every size checked.
+//!
+//! **Source** the safetensors format, <https://github.com/huggingface/safetensors>.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::path::Path;
+
+use half::bf16;
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+
+use crate::{DType, Result, Tensor, TensorError};
+
+/// Writes tensors to `path` with the metadata `{"format": "pt"}` that Hugging Face readers ask for, then
+/// syncs the file to disk. The file is not renamed: callers that replace a file write to a temporary name.
+///
+/// # Errors
+/// [`TensorError::Io`] (a full or read-only disk).
+pub fn write_safetensors<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<()> {
+    let entries: Vec<(&str, Bytes<'_>)> = tensors.into_iter().map(|(name, t)| (name, Bytes(t))).collect();
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let written =
+        safetensors::serialize_to_file(entries, Some(metadata), path).map_err(|error| match error {
+            SafeTensorError::IoError(source) => io_error(path, "writing tensors", source),
+            other => TensorError::BadFile { path: path.into(), reason: other.to_string() },
+        });
+    written?;
+    File::open(path).and_then(|f| f.sync_all()).map_err(|e| io_error(path, "syncing", e))
+}
+
+/// Reads every tensor of a safetensors file. f16 is not a type of this library and is widened to f32;
+/// 64-bit integers that fit become `i32`.
+///
+/// # Errors
+/// [`TensorError::Io`] for a missing file; [`TensorError::BadFile`] for a truncated or malformed one.
+pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let bytes = std::fs::read(path).map_err(|e| io_error(path, "reading", e))?;
+    let bad = |reason: String| TensorError::BadFile { path: path.into(), reason };
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| {
+        bad(format!(
+            "not a whole safetensors file ({e}; {} bytes found): it is truncated or of another format",
+            bytes.len()
+        ))
+    })?;
+    let mut tensors = BTreeMap::new();
+    for (name, view) in file.iter() {
+        let shape = view.shape().to_vec();
+        let data = view.data();
+        let tensor = match view.dtype() {
+            Dtype::F32 => Tensor::from_vec(cast(data, f32::from_le_bytes), shape),
+            Dtype::F64 => Tensor::from_vec(cast(data, f64::from_le_bytes), shape),
+            Dtype::BF16 => Tensor::from_vec(cast(data, bf16::from_le_bytes), shape),
+            Dtype::F16 => Tensor::from_vec(cast(data, |b| half::f16::from_le_bytes(b).to_f32()), shape),
+            Dtype::I32 => Tensor::from_vec(cast(data, i32::from_le_bytes), shape),
+            Dtype::I64 => {
+                let wide: Vec<i64> = cast(data, i64::from_le_bytes);
+                let narrow: Result<Vec<i32>, _> = wide.iter().map(|&x| i32::try_from(x)).collect();
+                let narrow = narrow.map_err(|_| bad(format!("{name}: a 64-bit integer is out of range")))?;
+                Tensor::from_vec(narrow, shape)
+            }
+            other => return Err(bad(format!("{name} has element type {other:?}, which is not supported"))),
+        };
+        tensors.insert(name.to_string(), tensor?);
+    }
+    Ok(tensors)
+}
+
+fn cast<const N: usize, T>(data: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
+    data.as_chunks::<N>().0.iter().map(|&chunk| f(chunk)).collect()
+}
+
+fn io_error(path: &Path, action: &'static str, source: std::io::Error) -> TensorError {
+    TensorError::Io { path: path.into(), action, source }
+}
+
+/// A tensor as the safetensors writer wants it.
+struct Bytes<'a>(&'a Tensor);
+
+impl View for Bytes<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.0.dtype() {
+            DType::F32 => Dtype::F32,
+            DType::F64 => Dtype::F64,
+            DType::BF16 => Dtype::BF16,
+            DType::I32 => Dtype::I32,
+        }
+    }
+    fn shape(&self) -> &[usize] {
+        self.0.shape().dims()
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.0.as_bytes().into()
+    }
+    fn data_len(&self) -> usize {
+        self.0.size_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip_and_truncation() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.safetensors");
+        let a = Tensor::from_vec(vec![1.0f32, f32::MIN_POSITIVE, -0.0], [3]).unwrap();
+        let b = Tensor::from_vec(vec![7i32, -100], [2, 1]).unwrap();
+        write_safetensors(&path, [("a", &a), ("b", &b)]).unwrap();
+        let back = read_safetensors(&path).unwrap();
+        assert_eq!(back["a"].as_bytes(), a.as_bytes());
+        assert_eq!(back["b"].shape().dims(), &[2, 1]);
+
+        let bytes = std::fs::read(&path).unwrap();
+        for cut in [0, 4, 20, bytes.len() - 1] {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            let message = read_safetensors(&path).unwrap_err().to_string();
+            assert!(message.contains("truncated") && message.contains("a.safetensors"), "{message}");
+        }
+        let missing = read_safetensors(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(missing.contains("reading failed"), "{missing}");
+    }
+}

@@ -1,0 +1,40 @@
+//! What a run tells its user: records, TensorBoard events, a report page, progress lines, memory in use.
+//!
+//! One rule shapes this module: **a number that is not finite is never shown as a result**.
+//! A [`TrainRecord`] can be built only from [`Finite`] values, every speed that is written or printed is a
+//! field of a `TrainRecord`, and so no speed can be shown for a step whose loss is NaN or infinite.
+//! Such a step is written as an [`EventRecord`], which has no speed.
+//!
+//! | File | Holds |
+//! | --- | --- |
+//! | `record.rs` | the records, one JSON object a line in `metrics.jsonl` |
+//! | `metrics.rs` | the writer of `metrics.jsonl`, its truncation on resume, its reader |
+//! | `tensorboard.rs` | the writer of `tensorboard/events.out.tfevents.*` |
+//! | `report.rs`, `chart.rs`, `axis.rs`, `series.rs` | `report.html`: page, one chart, its axes, its points |
+//! | `progress.rs`, `human.rs` | the bar or the plain lines; numbers as people read them |
+//! | `memory.rs` | resident memory of this process |
+//! | `file.rs` | files that hold whole records only, files replaced atomically |
+//! | `error.rs` | [`ObserveError`] |
+
+mod axis;
+mod chart;
+mod error;
+mod file;
+mod human;
+mod memory;
+mod metrics;
+mod progress;
+mod record;
+mod report;
+mod series;
+mod tensorboard;
+#[cfg(test)]
+mod testing;
+
+pub use error::ObserveError;
+pub use memory::resident_bytes;
+pub use metrics::{MetricsWriter, read};
+pub use progress::{Progress, eval_line, train_line};
+pub use record::{EvalRecord, EventKind, EventRecord, Finite, Record, TrainRecord, now_unix_ms};
+pub use report::{Report, write_report};
+pub use tensorboard::TensorBoardWriter;

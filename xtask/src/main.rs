@@ -1,0 +1,76 @@
+//! `cargo xtask <command>`: the checks and generators of this repository.
+//!
+//! - `verify`: every check, in order, with a table at the end.
+//! - `tidy`: the rules on source, documents and manifests that a compiler does not know.
+//! - `ladder`: which crate may depend on which.
+//! - `new-op`: the skeleton of an operation and its registry line.
+//!
+//! This crate depends on no `rb-*` crate, so it builds in seconds and works when they do not.
+
+mod error;
+mod ladder;
+mod lexer;
+mod new_op;
+mod rust_file;
+mod tidy;
+mod tree;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Error;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks and generators of this repository", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check and print a table; logs go to target/verify/
+    Verify(verify::Options),
+    /// Check the rules on source, documents and manifests
+    Tidy,
+    /// Check which crate depends on which, and print the edges
+    Ladder,
+    /// Write the skeleton of an operation and add it to the registry
+    NewOp {
+        /// Name of the operation in snake case, as PyTorch calls it
+        name: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let root = tree::root();
+    let outcome = match Cli::parse().command {
+        Command::Verify(options) => verify::run(&root, &options),
+        Command::Tidy => tidy::run(&root).map(print_report),
+        Command::Ladder => ladder::run(&root).map(print_report),
+        Command::NewOp { name } => new_op::run(&root, &name).map(print_report),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(if matches!(error, Error::Usage { .. }) { 2 } else { 1 })
+        }
+    }
+}
+
+/// What an in-process command found: the text to show, one line on what ran, and whether it is good.
+pub struct Report {
+    pub text: String,
+    pub summary: String,
+    pub ok: bool,
+}
+
+fn print_report(report: Report) -> bool {
+    print!("{}", report.text);
+    println!("{}", report.summary);
+    report.ok
+}
