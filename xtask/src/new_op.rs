@@ -10,6 +10,13 @@ use crate::tidy::{OPS_FOLDER, REGISTRY, registry};
 /// The skeleton: `{name}` and `{Name}` stand for the operation.
 const TEMPLATE: &str = include_str!("../templates/op.rs.txt");
 
+/// Words of Rust that no function can be named, and the module beside the operations.
+const KEYWORDS: &[&str] = &[
+    "as", "box", "const", "dyn", "else", "fn", "for", "if", "impl", "in", "let", "loop", "match", "mod",
+    "move", "mut", "pub", "ref", "return", "self", "shared", "static", "super", "trait", "type", "use",
+    "where", "while",
+];
+
 pub fn run(root: &Path, name: &str) -> Result<Report, Error> {
     check_name(name)?;
     let list_path = root.join(REGISTRY);
@@ -33,6 +40,12 @@ fn check_name(name: &str) -> Result<(), Error> {
     let mut chars = name.chars();
     let starts_well = chars.next().is_some_and(|c| c.is_ascii_lowercase());
     let snake = chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if KEYWORDS.contains(&name) {
+        return Err(Error::usage(
+            format!("`{name}` is a reserved word"),
+            format!("call the operation `{name}_select` or the like"),
+        ));
+    }
     if starts_well && snake && !name.ends_with('_') && !name.contains("__") {
         return Ok(());
     }
@@ -83,7 +96,7 @@ mod tests {
         for good in ["add", "layer_norm", "top2"] {
             assert!(check_name(good).is_ok(), "{good}");
         }
-        for bad in ["", "Add", "2top", "a-b", "a__b", "_a", "a_"] {
+        for bad in ["", "Add", "2top", "a-b", "a__b", "_a", "a_", "where", "shared"] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
         assert_eq!(camel_case("rms_norm"), "RmsNorm");

@@ -70,6 +70,20 @@ pub enum AutogradError {
         /// Index of the input.
         input: usize,
     },
+    /// A checked tape met a value that is not finite.
+    #[error("output {index} of {op} {shape} is not finite (operation {number} of the step, after reading {param})")]
+    NonFinite {
+        /// Operation.
+        op: &'static str,
+        /// Flat position of the first such value.
+        index: usize,
+        /// Shape of the output.
+        shape: rb_tensor::Shape,
+        /// Count of the operation on its tape, from 1.
+        number: usize,
+        /// The parameter that was read last before it.
+        param: String,
+    },
     /// Parameters that are trainable but received no gradient since the last step.
     #[error(
         "{} parameter(s) got no gradient this step: {}; connect them to the loss or declare them frozen",

@@ -145,7 +145,7 @@ fn exp_f32(x: f32) -> f32 {
     let p = p.mul_add(r, 8.333_452e-3);
     let p = p.mul_add(r, 4.166_579_6e-2);
     let p = p.mul_add(r, 1.666_666_5e-1);
-    let p = p.mul_add(r, 5.000_000_1e-1);
+    let p = p.mul_add(r, 0.5);
     let e = p.mul_add(r * r, r) + 1.0;
     // NaN converts to 0 here and is restored by the last line.
     let n = n as i32;

@@ -80,6 +80,9 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
     let values: Vec<Tensor> = inputs.iter().map(|v| v.value.clone()).collect();
     let (y, saved) = forward(&op, &values, &out)?;
     debug_assert_eq!(y.shape(), &out, "{}: forward disagrees with its shape rule", O::NAME);
+    if tape.checks_finite() {
+        check_finite::<O>(tape.count_operation(), &y)?;
+    }
     if !inputs.iter().any(|v| v.requires_grad()) {
         return Ok(tape.var(Source::Constant, y));
     }
@@ -87,6 +90,20 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
     let shapes = inputs.iter().map(|v| v.shape().clone()).collect();
     let node = Node { backward: Box::new(Recorded { op, saved }), sources, shapes };
     Ok(tape.var(tape.push(node), y))
+}
+
+fn check_finite<O: Op>((number, param): (usize, Option<&str>), y: &Tensor) -> Result<()> {
+    let wide = y.to_dtype(DType::F64);
+    match wide.as_slice::<f64>()?.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(AutogradError::NonFinite {
+            op: O::NAME,
+            index,
+            shape: y.shape().clone(),
+            number,
+            param: param.unwrap_or("no parameter").to_string(),
+        }),
+    }
 }
 
 /// Dispatch of forward: with [`backward`], the only match on device and element type above storage.

@@ -24,6 +24,16 @@ pub struct OpEntry {
 mod shared;
 
 registry! {
+    attention,
+    attention_packed,
+    cross_entropy,
+    dropout,
+    embedding,
+    layer_norm,
     linear,
+    log_softmax,
     rms_norm,
+    rope,
+    softmax,
+    swiglu,
 }

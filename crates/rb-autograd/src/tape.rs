@@ -26,12 +26,15 @@ pub(crate) enum Source {
 pub struct Tape<'p> {
     params: &'p ParamStore,
     recording: bool,
+    check_finite: bool,
     state: RefCell<State>,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
+    operations: usize,
+    last_param: Option<ParamId>,
     leaves: usize,
     consumed: bool,
 }
@@ -39,12 +42,23 @@ pub(crate) struct State {
 impl<'p> Tape<'p> {
     /// A tape that records for `backward`.
     pub fn new(params: &'p ParamStore) -> Self {
-        Tape { params, recording: true, state: RefCell::default() }
+        Tape { params, recording: true, check_finite: false, state: RefCell::default() }
     }
 
     /// A tape that records nothing: the same forward code, no memory held.
     pub fn inference(params: &'p ParamStore) -> Self {
-        Tape { params, recording: false, state: RefCell::default() }
+        Tape { params, recording: false, check_finite: false, state: RefCell::default() }
+    }
+
+    /// The same tape, on which an operation whose output is not finite is an error that names it: slow, for
+    /// finding where a bad step went wrong.
+    pub fn checked(mut self) -> Self {
+        self.check_finite = true;
+        self
+    }
+
+    pub(crate) fn checks_finite(&self) -> bool {
+        self.check_finite
     }
 
     /// Whether operations are recorded for `backward`.
@@ -60,6 +74,7 @@ impl<'p> Tape<'p> {
     /// A parameter as a variable; a constant if it is frozen.
     pub fn param(&self, id: ParamId) -> Result<Var<'_>> {
         let value = self.params.tensor(id)?;
+        self.state.borrow_mut().last_param = Some(id);
         let trainable = self.recording && self.params.entry(id).trainable;
         let source = if trainable { Source::Param(id) } else { Source::Constant };
         Ok(self.var(source, value))
@@ -132,6 +147,14 @@ impl<'p> Tape<'p> {
         Var { tape: self, source, value }
     }
 
+    /// Counts an operation; gives its number and the parameter that was read last before it.
+    pub(crate) fn count_operation(&self) -> (usize, Option<&str>) {
+        let mut state = self.state.borrow_mut();
+        state.operations += 1;
+        let part = state.last_param.and_then(|id| self.params.entry(id).parts.first());
+        (state.operations, part.map(|p| p.name.as_str()))
+    }
+
     pub(crate) fn push(&self, node: Node) -> Source {
         let mut state = self.state.borrow_mut();
         state.nodes.push(node);
@@ -200,5 +223,146 @@ impl LeafGrads {
             Source::Leaf(index) => self.grads.get(index)?.as_ref(),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{linear, rms_norm};
+    use crate::{Init, ParamBuilder};
+    use rb_tensor::{Device, Rng};
+
+    /// x [2, 3] -> norm -> tied weight [3, 3] used twice.
+    fn tied() -> (ParamStore, ParamId, ParamId) {
+        let mut b = ParamBuilder::default();
+        let w = b.param("w", [3, 3], Init::Normal(1.0)).unwrap();
+        let g = b.param("g", [3], Init::Ones).unwrap();
+        (b.build(&Rng::new(5), Device::Cpu).unwrap(), w, g)
+    }
+
+    fn x() -> Tensor {
+        Tensor::from_vec(vec![0.5f32, -1.0, 2.0, 1.5, 0.25, -0.75], [2, 3]).unwrap()
+    }
+
+    fn run(params: &ParamStore, grads: &mut GradStore, w: ParamId, g: ParamId, uses: usize) -> Result<()> {
+        let tape = Tape::new(params);
+        let mut h = tape.constant(x());
+        for _ in 0..uses {
+            h = linear(&h, &tape.param(w)?, None)?;
+        }
+        let y = rms_norm(&h, &tape.param(g)?, 1e-6)?;
+        let dy = Tensor::from_vec(vec![1f32, -2.0, 0.5, 0.25, 3.0, -1.0], [2, 3])?;
+        tape.backward_from(&y, dy, grads).map(drop)
+    }
+
+    fn gradient(grads: &GradStore, name: &str) -> Vec<f32> {
+        grads.part(name).unwrap().unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn stale_gradients_are_overwritten_and_fresh_ones_accumulated() {
+        let (params, w, g) = tied();
+        let mut grads = GradStore::new(&params).unwrap();
+        grads.arena_mut().as_mut_slice::<f32>().unwrap().fill(1e9);
+        run(&params, &mut grads, w, g, 1).unwrap();
+        let once = gradient(&grads, "w");
+        assert!(once.iter().all(|x| x.abs() < 1e6), "a stale value leaked: {once:?}");
+        run(&params, &mut grads, w, g, 1).unwrap();
+        let twice = gradient(&grads, "w");
+        // The accumulating product rounds once less, hence one ulp.
+        let close = |a: f32, b: f32| (2.0 * a - b).abs() <= f32::EPSILON * b.abs();
+        assert!(once.iter().zip(&twice).all(|(&a, &b)| close(a, b)), "{once:?} {twice:?}");
+        grads.mark_stale();
+        run(&params, &mut grads, w, g, 1).unwrap();
+        assert_eq!(gradient(&grads, "w"), once);
+    }
+
+    #[test]
+    fn a_parameter_used_twice_gets_both_contributions() {
+        let (params, w, g) = tied();
+        let mut grads = GradStore::new(&params).unwrap();
+        run(&params, &mut grads, w, g, 2).unwrap();
+        let tied = gradient(&grads, "w");
+        // The same computation with two separate leaves for the two uses.
+        let mut sum = vec![0f32; 9];
+        for active in 0..2 {
+            let tape = Tape::new(&params);
+            let value = params.tensor(w).unwrap();
+            let (leaf, fixed) = (tape.leaf(value.clone()), tape.constant(value));
+            let uses = if active == 0 { [&leaf, &fixed] } else { [&fixed, &leaf] };
+            let h = linear(&tape.constant(x()), uses[0], None).unwrap();
+            let h = linear(&h, uses[1], None).unwrap();
+            let y = rms_norm(&h, &tape.param(g).unwrap(), 1e-6).unwrap();
+            let dy = Tensor::from_vec(vec![1f32, -2.0, 0.5, 0.25, 3.0, -1.0], [2, 3]).unwrap();
+            let leaves = tape.backward_from(&y, dy, &mut GradStore::new(&params).unwrap()).unwrap();
+            let part = leaves.get(&leaf).unwrap().to_vec::<f32>().unwrap();
+            sum.iter_mut().zip(part).for_each(|(s, p)| *s += p);
+        }
+        for (a, b) in tied.iter().zip(&sum) {
+            assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{tied:?} {sum:?}");
+        }
+    }
+
+    #[test]
+    fn missing_gradients_are_named_and_frozen_ones_are_not_missed() {
+        let (mut params, w, g) = tied();
+        let mut grads = GradStore::new(&params).unwrap();
+        let message = grads.require_complete().unwrap_err().to_string();
+        assert!(message.starts_with("2 parameter(s) got no gradient this step: w, g"), "{message}");
+        params.set_trainable("w", false).unwrap();
+        grads = GradStore::new(&params).unwrap();
+        run(&params, &mut grads, w, g, 1).unwrap();
+        grads.require_complete().unwrap();
+        assert!(grads.part("w").unwrap().is_none());
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        let (params, w, _) = tied();
+        let mut grads = GradStore::new(&params).unwrap();
+        let inference = Tape::inference(&params);
+        let y = linear(&inference.constant(x()), &inference.param(w).unwrap(), None).unwrap();
+        assert!(!y.requires_grad());
+        let dy = || Tensor::from_vec(vec![1f32; 6], [2, 3]).unwrap();
+        let message = inference.backward_from(&y, dy(), &mut grads).unwrap_err().to_string();
+        assert!(message.contains("does not record"), "{message}");
+
+        let tape = Tape::new(&params);
+        let y = linear(&tape.constant(x()), &tape.param(w).unwrap(), None).unwrap();
+        assert!(tape.backward(&y, &mut grads).unwrap_err().to_string().contains("one element"));
+        tape.backward_from(&y, dy(), &mut grads).unwrap();
+        let message = tape.backward_from(&y, dy(), &mut grads).unwrap_err().to_string();
+        assert!(message.contains("used up"), "{message}");
+        let foreign = linear(&tape.constant(x()), &inference.param(w).unwrap(), None).unwrap_err();
+        assert!(foreign.to_string().contains("another tape"), "{foreign}");
+        let mut other = GradStore::new(&ParamStore::empty()).unwrap();
+        let tape = Tape::new(&params);
+        let y = linear(&tape.constant(x()), &tape.param(w).unwrap(), None).unwrap();
+        let message = tape.backward_from(&y, dy(), &mut other).unwrap_err().to_string();
+        assert!(message.contains("another parameter layout"), "{message}");
+    }
+
+    #[test]
+    fn a_checked_tape_names_the_operation() {
+        let (mut params, w, _) = tied();
+        params.set_part("w", &Tensor::from_vec(vec![f32::MAX; 9], [3, 3]).unwrap()).unwrap();
+        let tape = Tape::inference(&params).checked();
+        let h = linear(&tape.constant(x()), &tape.param(w).unwrap(), None);
+        let message = h.unwrap_err().to_string();
+        assert!(message.contains("output 0 of linear") && message.contains("after reading w"), "{message}");
+    }
+
+    #[test]
+    fn saved_memory_is_counted_once_and_freed() {
+        let (params, w, g) = tied();
+        let tape = Tape::new(&params);
+        let y = linear(&tape.constant(x()), &tape.param(w).unwrap(), None).unwrap();
+        let z = rms_norm(&y, &tape.param(g).unwrap(), 1e-6).unwrap();
+        // x and y (6 f32 each) and rstd (2 f32); the weights are not counted.
+        assert_eq!(tape.saved_bytes(), (6 + 6 + 2) * 4);
+        let dy = Tensor::from_vec(vec![1f32; 6], [2, 3]).unwrap();
+        tape.backward_from(&z, dy, &mut GradStore::new(&params).unwrap()).unwrap();
+        assert_eq!(tape.saved_bytes(), 0);
     }
 }

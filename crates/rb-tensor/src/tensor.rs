@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn conversions_round_to_nearest_even() {
-        let t = Tensor::from_vec(vec![1.0f32, 1.00390625, -3.7], [3]).unwrap();
+        let t = Tensor::from_vec(vec![1.0f32, 1.003_906_3, -3.7], [3]).unwrap();
         let b = t.to_dtype(DType::BF16).to_dtype(DType::F32);
         assert_eq!(b.to_vec::<f32>().unwrap()[..2], [1.0, 1.0]);
         assert_eq!(t.to_dtype(DType::I32).to_vec::<i32>().unwrap(), [1, 1, -3]);

@@ -1,1 +1,27 @@
-//! rb-train
+//! Training runs: config, run directory, loop, checkpoints, metrics.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`config`] | the TOML file, overrides, errors that guess what was meant |
+//! | [`prepare`] | text to tokens |
+//! | [`step`] | the arithmetic of one step and one evaluation |
+//! | [`trainer`] | the loop |
+//! | [`checkpoint`] | whole, checked, atomic checkpoints |
+//! | [`observe`] | metrics, TensorBoard, progress, report |
+
+pub mod checkpoint;
+pub mod config;
+mod device;
+mod error;
+mod fs;
+pub mod observe;
+pub mod prepare;
+mod resume;
+pub mod run_dir;
+pub mod step;
+pub mod trainer;
+
+pub use config::{Config, Override};
+pub use device::select as select_device;
+pub use error::{Result, TrainError};
+pub use trainer::{Outcome, Trainer};

@@ -15,6 +15,11 @@ const TESTS: &[&str] = &["shape_rule", "gradcheck"];
 /// What `new-op` writes where its author has to write.
 pub const FILL_IN: &str = "FILL-IN";
 
+/// Files of operations, as (path, stem); `shared` holds code of several operations.
+fn op_paths(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
+    tree.in_folder(OPS_FOLDER, "rs").filter(|(_, stem)| !["mod", "shared"].contains(stem))
+}
+
 /// The names in `registry! { .. }` with their lines, and the position of the closing brace.
 pub fn registry<'a>(file: &RustFile<'a>) -> Option<(Vec<(&'a str, usize)>, usize)> {
     let open = (0..file.code_len()).find(|&at| file.seq(at, &["registry", "!", "{"]))? + 2;
@@ -25,8 +30,7 @@ pub fn registry<'a>(file: &RustFile<'a>) -> Option<(Vec<(&'a str, usize)>, usize
 
 /// The registry and the folder name the same operations, in alphabetical order.
 pub fn registry_is_complete(tree: &Tree, rust: &[RustFile], findings: &mut Vec<Finding>) {
-    let files: Vec<(&str, &str)> =
-        tree.in_folder(OPS_FOLDER, "rs").filter(|(_, stem)| *stem != "mod").collect();
+    let files: Vec<(&str, &str)> = op_paths(tree).collect();
     let list = rust.iter().find(|file| file.path == REGISTRY);
     if files.is_empty() && list.is_none() {
         return;
@@ -75,7 +79,7 @@ pub fn registry_is_complete(tree: &Tree, rust: &[RustFile], findings: &mut Vec<F
 
 /// Every operation has the labels in its doc and the tests with fixed names.
 pub fn op_files(tree: &Tree, rust: &[RustFile], findings: &mut Vec<Finding>) {
-    for (path, stem) in tree.in_folder(OPS_FOLDER, "rs").filter(|(_, stem)| *stem != "mod") {
+    for (path, stem) in op_paths(tree) {
         let Some(file) = rust.iter().find(|file| file.path == path) else { continue };
         let doc = file.module_doc();
         for label in LABELS.iter().filter(|label| !has_label(&doc, label)) {

@@ -1,1 +1,4 @@
 //! Engines that several operation files share; no operations themselves.
+
+pub mod attention;
+pub mod softmax;

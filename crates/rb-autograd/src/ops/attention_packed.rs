@@ -1,0 +1,136 @@
+//! Attention of queries, keys and values that lie in one tensor, as one matrix product makes them.
+//!
+//! - **Computes** what [`super::attention`] computes, with `q`, `k` and `v` ranges of heads of `qkv`.
+//! - **Shapes** `qkv [B, T, Hq + 2*Hkv, D]`: all query heads, all key heads, all value heads; with
+//!   `Hq % Hkv == 0` -> `y [B, T, Hq, D]`.
+//! - **Dtypes** one float type, as [`super::attention`].
+//! - **Backward** as [`super::attention`], into one dense `dqkv`.
+//! - **Saves** `qkv` and `y` (shared), `lse [B, T, Hq]`.
+//! - **Errors** `ShapeError` for another number of heads or a `mask` that is not `[B, T, 2]`; `Argument` if
+//!   the heads do not form groups; `IndexOutOfRange` for a range outside `0..=T`.
+//! - **Source** as [`super::attention`].
+
+use rayon::prelude::*;
+use rb_tensor::{Shape, ShapeError, Tensor};
+
+use super::attention::{AttentionMask, test_masks};
+use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
+use crate::testing::Case;
+use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// Attention of `qkv [B, T, Hq + 2 Hkv, D]`, as `[B, T, Hq, D]`.
+pub fn attention_packed<'t>(
+    qkv: &Var<'t>,
+    num_heads: usize,
+    num_kv_heads: usize,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<Var<'t>> {
+    apply(AttentionPacked { num_heads, num_kv_heads, mask: mask.clone(), scale }, &[qkv])
+}
+
+struct AttentionPacked {
+    num_heads: usize,
+    num_kv_heads: usize,
+    mask: AttentionMask,
+    scale: f64,
+}
+
+saved!(
+    struct AttentionPackedSaved { qkv, y, lse }
+);
+
+impl AttentionPacked {
+    fn problem(&self, qkv: &Tensor) -> Result<Problem<'_>> {
+        let (heads, kv_heads) = (self.num_heads, self.num_kv_heads);
+        let shape = qkv.shape();
+        Problem::new(Self::NAME, shape, shape[1], heads, kv_heads, &self.mask, self.scale)
+    }
+
+    /// Queries, keys and values.
+    fn views<'a, T: Float>(&self, qkv: &'a Tensor) -> Result<[Heads<'a, T>; 3]> {
+        let (keys, values) = (self.num_heads, self.num_heads + self.num_kv_heads);
+        Ok([Heads::new(qkv, 0)?, Heads::new(qkv, keys)?, Heads::new(qkv, values)?])
+    }
+}
+
+impl Op for AttentionPacked {
+    const NAME: &'static str = "attention_packed";
+    type Saved = AttentionPackedSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        let (qkv, heads, kv_heads) = (inputs[0], self.num_heads, self.num_kv_heads);
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(AutogradError::Argument {
+                op: Self::NAME,
+                argument: "num_kv_heads",
+                got: kv_heads.to_string(),
+                expected: format!("a divisor of num_heads {heads}"),
+            });
+        }
+        if qkv.rank() != 4 || qkv[2] != heads + 2 * kv_heads {
+            let expected = format!("[B, T, {}, D] ({heads} + 2 * {kv_heads} heads)", heads + 2 * kv_heads);
+            return Err(ShapeError::new(Self::NAME, "qkv", qkv, expected).into());
+        }
+        self.mask.check(Self::NAME, qkv[0], qkv[1])?;
+        Ok([qkv[0], qkv[1], heads, qkv[3]].into())
+    }
+
+    fn host_forward<T: Float>(
+        &self,
+        inputs: &[Tensor],
+        out: &Shape,
+    ) -> Result<(Tensor, AttentionPackedSaved)> {
+        let qkv = &inputs[0];
+        let p = self.problem(qkv)?;
+        let [q, k, v] = self.views::<T>(qkv)?;
+        let (y, lse) = engine::forward(&p, q, k, v);
+        let y = Tensor::from_vec(y, out.clone())?;
+        let lse = Tensor::from_vec(lse, [p.batch, p.queries, p.num_heads])?;
+        let saved = AttentionPackedSaved { qkv: qkv.clone(), y: y.clone(), lse };
+        Ok((y, saved))
+    }
+
+    fn host_backward<T: Float>(
+        &self,
+        saved: AttentionPackedSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let AttentionPackedSaved { qkv, y, lse } = &saved;
+        let p = self.problem(qkv)?;
+        let [q, k, v] = self.views::<T>(qkv)?;
+        let (out, dy) = (Heads::new(y, 0)?, Heads::new(&dy, 0)?);
+        let inputs = BackwardInputs { q, k, v, out, dy, lse: lse.as_slice()? };
+        let mut dqkv = vec![T::ZERO; qkv.numel()];
+        let (all, keys, values) = (qkv.shape()[2], p.num_heads, p.num_heads + p.num_kv_heads);
+        let row = (p.queries * all * p.head_dim).max(1);
+        dqkv.par_chunks_mut(row).enumerate().for_each(|(b, dqkv)| {
+            for head in engine::backward(&p, &inputs, b) {
+                head.store_dq(&p, dqkv, all, 0);
+                head.store_dk(&p, dqkv, all, keys);
+                head.store_dv(&p, dqkv, all, values);
+            }
+        });
+        grads.add(0, Tensor::from_vec(dqkv, qkv.shape().clone())?)
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
+pub fn cases() -> Vec<Case> {
+    let case = |name: String, [b, t, h, kv, d]: [usize; 5], mask: AttentionMask| {
+        Case::normal(name, &[&[b, t, h + 2 * kv, d]], move |v| {
+            attention_packed(&v[0], h, kv, &mask, (d as f64).powf(-0.5))
+        })
+    };
+    let mut cases = Vec::new();
+    for (t, h, kv, d) in [(1, 2, 1, 3), (7, 3, 3, 5), (33, 4, 1, 4)] {
+        for (name, mask) in test_masks(2, t) {
+            cases.push(case(format!("{name}, T {t}, heads {h}/{kv}"), [2, t, h, kv, d], mask));
+        }
+    }
+    for (t, h, kv) in [(2, 6, 2), (65, 2, 2), (129, 3, 1), (130, 4, 2)] {
+        cases.push(case(format!("causal, T {t}, heads {h}/{kv}"), [1, t, h, kv, 4], AttentionMask::Causal));
+    }
+    cases
+}

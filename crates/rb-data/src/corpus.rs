@@ -1,0 +1,252 @@
+//! Documents from files and folders, one at a time.
+//!
+//! | Path | Documents |
+//! | --- | --- |
+//! | `*.txt` | one: the whole file |
+//! | `*.jsonl` | one a line: the string field `text` of a JSON object, other fields ignored, blank lines skipped |
+//! | folder | those of its `.txt` and `.jsonl` files, sub-folders too, sorted by path; other files counted as skipped |
+//!
+//! Text is taken as it is, Windows line ends included; only a byte-order mark at the start of a file is dropped.
+//! Documents without any character are skipped and counted.
+
+mod documents;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use documents::Documents;
+use walkdir::WalkDir;
+
+use crate::error::{DataError, Result};
+
+/// Default for [`CorpusOptions::max_line_bytes`]: 64 MiB.
+pub const MAX_LINE_BYTES: u64 = 64 << 20;
+/// Default for [`CorpusOptions::max_txt_bytes`]: 4 GiB.
+pub const MAX_TXT_BYTES: u64 = 4 << 30;
+
+/// Limits that keep one document in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CorpusOptions {
+    /// Longest line of a `.jsonl` file, its line end not counted.
+    pub max_line_bytes: u64,
+    /// Longest `.txt` file.
+    pub max_txt_bytes: u64,
+}
+
+impl Default for CorpusOptions {
+    fn default() -> Self {
+        Self { max_line_bytes: MAX_LINE_BYTES, max_txt_bytes: MAX_TXT_BYTES }
+    }
+}
+
+/// One document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Its text, at least one character.
+    pub text: String,
+    /// The file it is from.
+    pub file: Arc<Path>,
+    /// Its line in a `.jsonl` file, from 1; 1 for a `.txt` file.
+    pub line: u64,
+}
+
+impl AsRef<str> for Document {
+    fn as_ref(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Counts of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceStats {
+    /// The file.
+    pub file: Arc<Path>,
+    /// Documents with text.
+    pub documents: u64,
+    /// Documents skipped because they have no character.
+    pub zero_length: u64,
+    /// Characters (Unicode scalar values) of text.
+    pub chars: u64,
+    /// Bytes of text in UTF-8.
+    pub bytes: u64,
+}
+
+/// Counts of a corpus.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CorpusStats {
+    /// Counts of each file, in reading order.
+    pub sources: Vec<SourceStats>,
+}
+
+impl CorpusStats {
+    fn sum(&self, field: impl Fn(&SourceStats) -> u64) -> u64 {
+        self.sources.iter().map(field).sum()
+    }
+
+    /// Documents with text.
+    pub fn documents(&self) -> u64 {
+        self.sum(|s| s.documents)
+    }
+
+    /// Documents skipped because they have no character.
+    pub fn zero_length(&self) -> u64 {
+        self.sum(|s| s.zero_length)
+    }
+
+    /// Characters (Unicode scalar values).
+    pub fn chars(&self) -> u64 {
+        self.sum(|s| s.chars)
+    }
+
+    /// Bytes of UTF-8.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|s| s.bytes)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Txt,
+    Jsonl,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Option<Self> {
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        match extension.as_str() {
+            "txt" => Some(Kind::Txt),
+            "jsonl" => Some(Kind::Jsonl),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Source {
+    file: Arc<Path>,
+    kind: Kind,
+}
+
+/// Files found and ready to be read, as often as needed.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    sources: Vec<Source>,
+    skipped: Vec<PathBuf>,
+    repeated: Vec<PathBuf>,
+    options: CorpusOptions,
+}
+
+/// Finds the files of `paths`, in the order given; nothing is read yet.
+///
+/// # Errors
+/// A path that is missing, empty (0 bytes), of another kind, or a folder without text files.
+pub fn open(paths: &[PathBuf]) -> Result<Corpus> {
+    Corpus::open_with(paths, CorpusOptions::default())
+}
+
+impl Corpus {
+    /// As [`open`], with other limits.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open_with(paths: &[PathBuf], options: CorpusOptions) -> Result<Self> {
+        if paths.is_empty() {
+            return Err(DataError::NoPaths);
+        }
+        let mut corpus = Self { sources: Vec::new(), skipped: Vec::new(), repeated: Vec::new(), options };
+        let mut known = HashSet::new();
+        for path in paths {
+            let metadata = std::fs::metadata(path).map_err(|e| DataError::io("open", path, e))?;
+            if metadata.is_dir() {
+                corpus.add_folder(path, &mut known)?;
+                continue;
+            }
+            let Some(kind) = Kind::of(path) else {
+                return Err(DataError::UnsupportedFile { path: path.clone() });
+            };
+            if !metadata.is_file() {
+                return Err(DataError::NotAFile { path: path.clone() });
+            }
+            if metadata.len() == 0 {
+                return Err(DataError::EmptyFile { path: path.clone() });
+            }
+            corpus.add_file(path, kind, &mut known);
+        }
+        if !corpus.skipped.is_empty() {
+            tracing::warn!(files = corpus.skipped.len(), "files that are neither .txt nor .jsonl were skipped");
+        }
+        if !corpus.repeated.is_empty() {
+            tracing::warn!(files = corpus.repeated.len(), "files named more than once are read once");
+        }
+        Ok(corpus)
+    }
+
+    fn add_folder(&mut self, folder: &Path, known: &mut HashSet<PathBuf>) -> Result<()> {
+        let (mut found, mut skipped) = (false, 0);
+        for entry in WalkDir::new(folder).follow_links(true).sort_by_file_name() {
+            let entry = entry.map_err(|source| DataError::Walk { path: folder.to_path_buf(), source })?;
+            if entry.file_type().is_dir() {
+                continue;
+            }
+            match Kind::of(entry.path()) {
+                Some(kind) if entry.file_type().is_file() => {
+                    found = true;
+                    self.add_file(entry.path(), kind, known);
+                }
+                _ => {
+                    skipped += 1;
+                    self.skipped.push(entry.into_path());
+                }
+            }
+        }
+        if found { Ok(()) } else { Err(DataError::NoTextFiles { path: folder.to_path_buf(), skipped }) }
+    }
+
+    /// Adds a file unless it is there already under any name: a text that is read twice could be trained on and
+    /// validated on.
+    fn add_file(&mut self, path: &Path, kind: Kind, known: &mut HashSet<PathBuf>) {
+        let identity = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        if known.insert(identity) {
+            self.sources.push(Source { file: path.into(), kind });
+        } else {
+            self.repeated.push(path.to_path_buf());
+        }
+    }
+
+    /// Files that will be read, in order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.sources.iter().map(|s| &*s.file)
+    }
+
+    /// Files in the folders that are of another kind.
+    pub fn skipped(&self) -> &[PathBuf] {
+        &self.skipped
+    }
+
+    /// Paths that name a file already in the corpus.
+    pub fn repeated(&self) -> &[PathBuf] {
+        &self.repeated
+    }
+
+    /// Reads all documents in order. After the last one comes [`DataError::NoDocuments`] if there was none; nothing
+    /// comes after an error.
+    pub fn documents(&self) -> Documents<'_> {
+        Documents::new(&self.sources, self.options)
+    }
+
+    /// Reads everything once and counts.
+    ///
+    /// # Errors
+    /// The first error of [`Corpus::documents`].
+    pub fn stats(&self) -> Result<CorpusStats> {
+        let mut documents = self.documents();
+        for document in documents.by_ref() {
+            document?;
+        }
+        Ok(documents.into_stats())
+    }
+}
+
+#[cfg(test)]
+mod tests;

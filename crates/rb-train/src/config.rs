@@ -1,0 +1,264 @@
+//! The config of a run: one TOML file.
+//!
+//! Model keys are Hugging Face's model keys, training keys are those of its `TrainingArguments` where one
+//! exists. Unknown keys are errors that name the nearest known key; `key=value` overrides come last.
+
+mod load;
+mod validate;
+
+use std::path::PathBuf;
+
+use rb_nn::LlamaConfig;
+use serde::{Deserialize, Serialize};
+
+pub use load::{Override, load};
+
+/// A whole config file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where the run lives and on what it runs.
+    #[serde(default)]
+    pub run: RunSection,
+    /// Text.
+    #[serde(default)]
+    pub data: DataSection,
+    /// Tokenizer to read or to train.
+    #[serde(default)]
+    pub tokenizer: TokenizerSection,
+    /// The model, with Hugging Face's keys. `vocab_size` comes from the tokenizer.
+    pub model: LlamaConfig,
+    /// Steps, optimizer, schedule, evaluation and saving.
+    #[serde(default)]
+    pub train: TrainSection,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunSection {
+    /// Run directory. Left out: `runs/<name of the config file>`, numbered if that exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out: Option<PathBuf>,
+    /// Seed of weights and data order.
+    pub seed: u64,
+    /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
+    pub device: DeviceChoice,
+    /// Element type of weights and arithmetic.
+    pub precision: Precision,
+}
+
+impl Default for RunSection {
+    fn default() -> Self {
+        RunSection { out: None, seed: 0, device: DeviceChoice::Auto, precision: Precision::Fp32 }
+    }
+}
+
+/// Where to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// A usable GPU, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU, or an error.
+    Cuda,
+}
+
+/// Numerics of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// IEEE single precision throughout.
+    Fp32,
+}
+
+/// `[data]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataSection {
+    /// `.txt` and `.jsonl` files and folders of them, relative to the config file.
+    pub paths: Vec<PathBuf>,
+    /// Part of the text that is held out, in [0, 0.5].
+    pub validation_fraction: f64,
+    /// Whether attention stays inside each document.
+    pub document_mask: bool,
+    /// Whether sequences are shuffled in each epoch.
+    pub shuffle: bool,
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        DataSection { paths: Vec::new(), validation_fraction: 0.05, document_mask: false, shuffle: true }
+    }
+}
+
+/// `[tokenizer]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TokenizerSection {
+    /// An existing `tokenizer.json`. Left out: one is trained on the data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Entries of a tokenizer that is trained.
+    pub vocab_size: usize,
+    /// How text is cut before merges: `rb` keeps combining marks inside words, `gpt2` does not.
+    pub splitter: Splitter,
+}
+
+impl Default for TokenizerSection {
+    fn default() -> Self {
+        TokenizerSection { path: None, vocab_size: 8192, splitter: Splitter::Rb }
+    }
+}
+
+/// Names of splitters in a config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Splitter {
+    /// Letters with their marks, joiners inside words.
+    Rb,
+    /// GPT-2's pattern, which cuts words at every combining mark.
+    Gpt2,
+}
+
+impl From<Splitter> for rb_data::Splitter {
+    fn from(splitter: Splitter) -> Self {
+        match splitter {
+            Splitter::Rb => rb_data::Splitter::Rb,
+            Splitter::Gpt2 => rb_data::Splitter::Gpt2,
+        }
+    }
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainSection {
+    /// Optimizer steps.
+    pub max_steps: u64,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences of one forward pass.
+    pub per_device_train_batch_size: usize,
+    /// Forward passes of one optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// Which optimizer.
+    pub optim: OptimizerChoice,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Floor of the schedule, an absolute rate.
+    pub min_learning_rate: f64,
+    /// Shape of the schedule.
+    pub lr_scheduler_type: Scheduler,
+    /// Steps of linear warm-up; the first step already has a rate above 0.
+    pub warmup_steps: u64,
+    /// Steps of the final decay (`warmup_stable_decay` only).
+    pub decay_steps: u64,
+    /// Decoupled weight decay, on matrices only.
+    pub weight_decay: f64,
+    /// AdamW's first-moment decay.
+    pub adam_beta1: f64,
+    /// AdamW's second-moment decay.
+    pub adam_beta2: f64,
+    /// AdamW's epsilon, outside the root.
+    pub adam_epsilon: f64,
+    /// SGD's momentum.
+    pub momentum: f64,
+    /// Global-norm clipping; 0 turns it off.
+    pub max_grad_norm: f64,
+    /// Label smoothing of the training loss.
+    pub label_smoothing_factor: f64,
+    /// Weight of the squared log-partition term of the training loss.
+    pub z_loss: f64,
+    /// Parameters that stay as they start, by exact name or by a prefix that ends in `*`.
+    pub frozen: Vec<String>,
+    /// What a step with a non-finite loss or gradient does.
+    pub on_non_finite: OnNonFinite,
+    /// Steps between log lines.
+    pub logging_steps: u64,
+    /// Steps between evaluations; 0 turns them off.
+    pub eval_steps: u64,
+    /// Sequences of one evaluation at most; 0 is all.
+    pub eval_max_sequences: usize,
+    /// Steps between checkpoints; one is always saved at the end.
+    pub save_steps: u64,
+    /// Newest checkpoints that are kept; 0 keeps all.
+    pub save_total_limit: usize,
+    /// Checkpoints whose step is a multiple of this are kept for ever; 0 turns it off.
+    pub save_keep_every: u64,
+    /// Beginning of the text generated at the end; empty turns it off.
+    pub sample_prompt: String,
+    /// Tokens of that text.
+    pub sample_tokens: usize,
+}
+
+impl Default for TrainSection {
+    fn default() -> Self {
+        TrainSection {
+            max_steps: 1000,
+            seq_len: 256,
+            per_device_train_batch_size: 8,
+            gradient_accumulation_steps: 1,
+            optim: OptimizerChoice::Adamw,
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-4,
+            lr_scheduler_type: Scheduler::Cosine,
+            warmup_steps: 50,
+            decay_steps: 0,
+            weight_decay: 0.1,
+            adam_beta1: 0.9,
+            adam_beta2: 0.95,
+            adam_epsilon: 1e-8,
+            momentum: 0.9,
+            max_grad_norm: 1.0,
+            label_smoothing_factor: 0.0,
+            z_loss: 0.0,
+            frozen: Vec::new(),
+            on_non_finite: OnNonFinite::Stop,
+            logging_steps: 10,
+            eval_steps: 100,
+            eval_max_sequences: 0,
+            save_steps: 200,
+            save_total_limit: 3,
+            save_keep_every: 0,
+            sample_prompt: String::new(),
+            sample_tokens: 64,
+        }
+    }
+}
+
+/// Optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerChoice {
+    /// Adam with decoupled weight decay.
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+/// Schedules after warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheduler {
+    /// Stays at the peak.
+    Constant,
+    /// Falls in a line to the floor.
+    Linear,
+    /// Falls in half a cosine to the floor.
+    Cosine,
+    /// Stays at the peak, then falls over `decay_steps` to the floor.
+    WarmupStableDecay,
+}
+
+/// What happens at a step whose loss or gradient norm is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnNonFinite {
+    /// Save the state from before the step and stop with exit code 3.
+    Stop,
+    /// Leave the weights as they are, count the step and go on.
+    Skip,
+}

@@ -1,0 +1,439 @@
+//! The training loop.
+
+mod observer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rb_autograd::{GradStore, ParamBuilder, ParamStore};
+use rb_data::{Batch, EvalConfig, Loader, LoaderConfig, loader};
+use rb_nn::CausalLm;
+use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd, SgdConfig, clip_coefficient};
+use rb_tensor::{Device, Rng};
+
+use crate::checkpoint::{self, Contents, Keep, TrainerState};
+use crate::config::{Config, OnNonFinite, OptimizerChoice, Override, Scheduler};
+use crate::observe::EventKind;
+use crate::prepare::{self, Data};
+use crate::run_dir::RunDir;
+use crate::step::{self, LossTerms};
+use crate::{Result, TrainError};
+
+use observer::{Observer, StepNumbers};
+
+/// A run between two steps.
+pub struct Trainer {
+    config: Config,
+    run: RunDir,
+    data: Data,
+    loader: Loader,
+    model: CausalLm,
+    params: ParamStore,
+    grads: GradStore,
+    optimizer: Box<dyn Optimizer>,
+    schedule: Schedule,
+    observer: Observer,
+    step: u64,
+    tokens: u64,
+    skipped_steps: u64,
+    saved_step: Option<u64>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Steps done.
+    pub step: u64,
+    /// Whether a stop was asked for before the last step.
+    pub interrupted: bool,
+    /// Last held-out loss, nats a token.
+    pub eval_loss: Option<f64>,
+}
+
+/// What one step gave.
+enum StepResult {
+    Done(StepNumbers),
+    NotFinite { loss: f64, grad_norm: f64, culprit: String },
+}
+
+impl Trainer {
+    /// Starts a new run from a config file: run directory, tokenizer, tokens, model.
+    pub fn create(config_path: &Path, overrides: &[Override]) -> Result<Trainer> {
+        let mut config = crate::config::load(config_path, overrides)?;
+        let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
+        let run = RunDir::create(config.run.out.as_deref(), &stem)?;
+        println!("run directory: {}", run.path().display());
+        let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
+        config.model.vocab_size = data.tokenizer.vocab_size();
+        config.model.bos_token_id = Some(data.tokenizer.eos_id());
+        config.model.eos_token_id = Some(data.tokenizer.eos_id());
+        config.model.validate()?;
+        let text = config.to_toml()?;
+        std::fs::write(run.config(), text).map_err(|e| TrainError::io(run.config(), "writing", e))?;
+        let observer = Observer::create(&run, &config)?;
+        Trainer::assemble(config, run, data, observer)
+    }
+
+    /// Continues a run from its newest whole checkpoint. Settings changed by `overrides` are printed; those
+    /// that define the run (model, data, tokenizer, seed, sequence length, optimizer) are refused.
+    pub fn resume(run_path: &Path, overrides: &[Override]) -> Result<Trainer> {
+        let run = RunDir::open(run_path)?;
+        let stored = crate::config::load(&run.config(), &[])?;
+        let config = crate::config::load(&run.config(), overrides)?;
+        let changes = stored.differences(&config)?;
+        crate::resume::check_changes(&changes)?;
+        let checkpoints = run.checkpoints();
+        checkpoint::sweep(&checkpoints)?;
+        let Some(found) = checkpoint::find_latest(&checkpoints)? else {
+            return Err(TrainError::RunDir {
+                path: run_path.into(),
+                reason: "has no checkpoint yet, so there is nothing to resume; start it again with a new --out".into(),
+            });
+        };
+        let state = checkpoint::read_state(&found.path)?;
+        let data = prepare::open(&run)?;
+        let observer = Observer::resume(&run, &config, state.step)?;
+        let mut trainer = Trainer::assemble(config, run, data, observer)?;
+        checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
+        trainer.loader.set_state(&state.loader)?;
+        (trainer.step, trainer.tokens, trainer.skipped_steps) = (state.step, state.tokens, state.skipped_steps);
+        trainer.saved_step = Some(state.step);
+        for line in &found.damaged {
+            trainer.observer.event(state.step, EventKind::Warning, format!("passed over: {line}"))?;
+        }
+        for (key, old, new) in &changes {
+            trainer.observer.event(state.step, EventKind::Warning, format!("changed on resume: {key}: {old} -> {new}"))?;
+        }
+        let origin = found.path.display();
+        trainer.observer.event(state.step, EventKind::Resume, format!("resumed at step {} from {origin}", state.step))?;
+        if !changes.is_empty() {
+            let text = trainer.config.to_toml()?;
+            crate::fs::write_atomic(&trainer.run.config(), text.as_bytes())?;
+        }
+        Ok(trainer)
+    }
+
+    fn assemble(config: Config, run: RunDir, data: Data, observer: Observer) -> Result<Trainer> {
+        let device = crate::device::select(config.run.device)?;
+        let t = &config.train;
+        let loader = Loader::new(
+            data.train.clone(),
+            LoaderConfig {
+                seq_len: t.seq_len,
+                batch_size: t.per_device_train_batch_size,
+                seed: config.run.seed,
+                shuffle: config.data.shuffle,
+                document_mask: config.data.document_mask,
+                ..LoaderConfig::default()
+            },
+        )?;
+        let (model, mut params) = build_model(&config, device)?;
+        freeze(&mut params, &t.frozen)?;
+        let grads = GradStore::new(&params)?;
+        let optimizer: Box<dyn Optimizer> = match t.optim {
+            OptimizerChoice::Adamw => Box::new(AdamW::new(
+                AdamWConfig {
+                    beta1: t.adam_beta1,
+                    beta2: t.adam_beta2,
+                    eps: t.adam_epsilon,
+                    weight_decay: t.weight_decay,
+                },
+                &params,
+            )?),
+            OptimizerChoice::Sgd => {
+                let settings = SgdConfig { momentum: t.momentum, weight_decay: t.weight_decay };
+                Box::new(Sgd::new(settings, &params)?)
+            }
+        };
+        let schedule = schedule(&config);
+        Ok(Trainer {
+            config,
+            run,
+            data,
+            loader,
+            model,
+            params,
+            grads,
+            optimizer,
+            schedule,
+            observer,
+            step: 0,
+            tokens: 0,
+            skipped_steps: 0,
+            saved_step: None,
+        })
+    }
+
+    /// The run directory.
+    pub fn run_path(&self) -> &Path {
+        self.run.path()
+    }
+
+    /// Weights, for generation after the run.
+    pub fn parts(&self) -> (&CausalLm, &ParamStore, &rb_data::Tokenizer) {
+        (&self.model, &self.params, &self.data.tokenizer)
+    }
+
+    /// The config in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Checks the model before any step is paid for: the gradient-flow arbiter, causality, position
+    /// sensitivity and the initial loss.
+    ///
+    /// # Errors
+    /// [`TrainError::Gate`] with the checks that refused.
+    pub fn check_model(&mut self) -> Result<()> {
+        let device = self.params.arena().device();
+        let frozen: Vec<String> =
+            self.params.layout().parts().filter(|(e, _)| !e.trainable).map(|(_, p)| p.name.clone()).collect();
+        let report = rb_verify::check_before_training(&self.model, &self.params, self.config.run.seed, self.step == 0);
+        let report = report.map_err(|e| TrainError::Gate { reason: format!("the model checks could not run: {e}") })?;
+        if let Some(refusal) = report.refusal() {
+            return Err(TrainError::Gate { reason: format!("the model was refused before training: {refusal}") });
+        }
+        self.observer.say(&format!(
+            "model: {} parameters on {device}; {}{}",
+            crate::observe::grouped(self.params.layout().num_parameters() as u64),
+            report.summary(),
+            if frozen.is_empty() { String::new() } else { format!("; frozen: {}", frozen.join(", ")) }
+        ));
+        Ok(())
+    }
+
+    /// Runs to the last step, or until `stop` is set: then the current step is finished and saved.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
+        let total = self.config.train.max_steps;
+        let mut eval_loss = None;
+        while self.step < total && !stop.load(Ordering::Relaxed) {
+            let batches = self.next_batches();
+            match self.train_step(&batches)? {
+                StepResult::Done(numbers) => self.observer.step(numbers)?,
+                StepResult::NotFinite { loss, grad_norm, culprit } => {
+                    self.not_finite(loss, grad_norm, culprit)?;
+                }
+            }
+            let last = self.step == total;
+            let every = |steps: u64| steps != 0 && self.step.is_multiple_of(steps);
+            if every(self.config.train.eval_steps) || (last && self.config.train.eval_steps != 0) {
+                eval_loss = self.evaluate()?.or(eval_loss);
+            }
+            if every(self.config.train.save_steps) || last {
+                self.save()?;
+            }
+        }
+        let interrupted = self.step < total;
+        if interrupted {
+            self.save()?;
+        }
+        let reason = if interrupted { "interrupted; the state is saved" } else { "all steps are done" };
+        self.observer.event(self.step, EventKind::Stop, reason)?;
+        self.observer.finish(self.step)?;
+        Ok(Outcome { step: self.step, interrupted, eval_loss })
+    }
+
+    fn next_batches(&mut self) -> Vec<Batch> {
+        (0..self.config.train.gradient_accumulation_steps).map(|_| self.loader.next_batch()).collect()
+    }
+
+    fn train_step(&mut self, batches: &[Batch]) -> Result<StepResult> {
+        let terms = self.loss_terms();
+        let mask = self.config.data.document_mask;
+        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, batches, mask, terms)?;
+        let grad_norm = self.grads.global_norm()?;
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            let culprit = self.culprit(batches)?;
+            return Ok(StepResult::NotFinite { loss, grad_norm, culprit });
+        }
+        let lr = self.schedule.lr(self.step);
+        let limit = self.config.train.max_grad_norm;
+        let scale = if limit > 0.0 { clip_coefficient(grad_norm, limit) } else { 1.0 };
+        self.optimizer.step(&mut self.params, &mut self.grads, lr, scale)?;
+        self.step += 1;
+        let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
+        let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
+        self.tokens += seen as u64;
+        let epoch = batches.first().map_or(0, |b| b.epoch);
+        Ok(StepResult::Done(StepNumbers {
+            step: self.step,
+            tokens: self.tokens,
+            step_tokens: seen as u64,
+            valid_tokens: valid as u64,
+            epoch,
+            loss,
+            lr,
+            grad_norm,
+        }))
+    }
+
+    fn loss_terms(&self) -> LossTerms {
+        LossTerms { label_smoothing: self.config.train.label_smoothing_factor, z_loss: self.config.train.z_loss }
+    }
+
+    /// Names the first bad tensor of a step by running its forward again on a checked tape.
+    fn culprit(&self, batches: &[Batch]) -> Result<String> {
+        let mask = self.config.data.document_mask;
+        let forward = step::find_non_finite(&self.model, &self.params, batches, mask, self.loss_terms())?;
+        let found = match forward {
+            Some(name) => Some(name),
+            None => step::find_non_finite_gradient(&self.grads)?,
+        };
+        Ok(found.unwrap_or_else(|| "the sum of squares of the gradients (each gradient is finite)".into()))
+    }
+
+    /// A step that is not finite: nothing was updated. Stops with the state from before it, or counts it.
+    fn not_finite(&mut self, loss: f64, grad_norm: f64, culprit: String) -> Result<()> {
+        let bad = self.step + 1;
+        let what = format!("step {bad}: loss {loss}, gradient norm {grad_norm}; first bad tensor: {culprit}");
+        self.grads.mark_stale();
+        match self.config.train.on_non_finite {
+            OnNonFinite::Skip => {
+                self.step = bad;
+                self.skipped_steps += 1;
+                let count = self.skipped_steps;
+                self.observer.event(bad, EventKind::SkippedStep, format!("{what}; skipped, {count} so far"))?;
+                self.observer.skip();
+                Ok(())
+            }
+            OnNonFinite::Stop => {
+                // The loader has moved on by one step; the saved state must see that step's data again.
+                let mut place = self.loader.state();
+                let rows = self.config.train.gradient_accumulation_steps * self.config.train.per_device_train_batch_size;
+                place.samples_seen -= rows as u64;
+                self.loader.set_state(&place)?;
+                self.observer.event(bad, EventKind::Stop, what.clone())?;
+                let saved = match self.step {
+                    0 => "no step was good, so there is no state to save".to_string(),
+                    _ => format!("the state after step {} is in {}", self.step, self.save()?.display()),
+                };
+                self.observer.finish(self.step)?;
+                Err(TrainError::Gate {
+                    reason: format!(
+                        "{what}; the run is stopped and {saved}; lower train.learning_rate, or set \
+                         train.on_non_finite=\"skip\" to leave such steps out"
+                    ),
+                })
+            }
+        }
+    }
+
+    fn evaluate(&mut self) -> Result<Option<f64>> {
+        let Some(data) = self.data.validation.clone() else { return Ok(None) };
+        let started = std::time::Instant::now();
+        let text_bytes = data.text_bytes();
+        let (loss, tokens, whole) = evaluate_on(&self.model, &self.params, data, &self.config)?;
+        self.observer.evaluation(self.step, loss, tokens, whole.then_some(text_bytes), started.elapsed())?;
+        Ok(Some(loss))
+    }
+
+    /// Saves a checkpoint of the state between two steps.
+    pub fn save(&mut self) -> Result<std::path::PathBuf> {
+        let dir = checkpoint::step_dir(&self.run.checkpoints(), self.step);
+        if self.saved_step == Some(self.step) {
+            return Ok(dir);
+        }
+        let started = std::time::Instant::now();
+        let mut state = TrainerState::new(
+            self.step,
+            self.tokens,
+            self.skipped_steps,
+            self.optimizer.steps_done(),
+            self.loader.state(),
+        );
+        state.finished = self.step == self.config.train.max_steps;
+        self.observer.sync()?;
+        let path = checkpoint::save(
+            &self.run.checkpoints(),
+            &Contents {
+                model: &self.model,
+                params: &self.params,
+                optimizer: self.optimizer.as_ref(),
+                state: &state,
+                tokenizer: &self.data.tokenizer,
+            },
+        )?;
+        self.saved_step = Some(self.step);
+        let keep = Keep { last: self.config.train.save_total_limit, every: self.config.train.save_keep_every };
+        checkpoint::prune(&self.run.checkpoints(), keep)?;
+        let size = crate::observe::grouped(self.params.layout().num_parameters() as u64);
+        self.observer.pause(started.elapsed());
+        self.observer.event(self.step, EventKind::Checkpoint, format!("saved {} ({size} parameters)", path.display()))?;
+        Ok(path)
+    }
+
+    /// Writes text generated from the weights into the run directory and the report.
+    pub fn add_sample(&mut self, text: &str) -> Result<()> {
+        let path = self.run.path().join("sample.txt");
+        crate::fs::write_atomic(&path, text.as_bytes())?;
+        self.observer.set_sample(text);
+        self.observer.write_report(self.step)
+    }
+}
+
+/// Held-out loss in nats a token, the tokens it is over, and whether that is the whole held-out text.
+pub fn evaluate_on(
+    model: &CausalLm,
+    params: &ParamStore,
+    data: Arc<rb_data::TokenData>,
+    config: &Config,
+) -> Result<(f64, u64, bool)> {
+    let mask = config.data.document_mask;
+    let rows = config.train.per_device_train_batch_size;
+    let settings = EvalConfig {
+        seq_len: config.train.seq_len,
+        batch_size: rows,
+        document_mask: mask,
+        rank: 0,
+        world_size: 1,
+    };
+    let batches = loader::sequential(data, settings)?;
+    let limit = match config.train.eval_max_sequences {
+        0 => u64::MAX,
+        n => (n as u64).div_ceil(rows as u64),
+    };
+    let whole = batches.num_batches() <= limit;
+    let (loss, tokens) = step::evaluate(model, params, batches.take(limit.min(usize::MAX as u64) as usize), mask)?;
+    Ok((loss, tokens, whole))
+}
+
+fn build_model(config: &Config, device: Device) -> Result<(CausalLm, ParamStore)> {
+    let mut builder = ParamBuilder::default();
+    let model = CausalLm::init(&config.model, &mut builder)?;
+    let params = builder.build(&Rng::new(config.run.seed).fork("weights"), device)?;
+    Ok((model, params))
+}
+
+/// Declares parameters frozen by exact name or by a prefix that ends in `*`.
+fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()> {
+    let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
+    for pattern in patterns {
+        let matches = |name: &&String| match pattern.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => *name == pattern,
+        };
+        let hit: Vec<&String> = names.iter().filter(matches).collect();
+        if hit.is_empty() {
+            return Err(TrainError::Config {
+                origin: "train.frozen".into(),
+                reason: format!("`{pattern}` matches no parameter; names look like {}", names[0]),
+            });
+        }
+        for name in hit {
+            params.set_trainable(name, false)?;
+        }
+    }
+    Ok(())
+}
+
+fn schedule(config: &Config) -> Schedule {
+    let t = &config.train;
+    let (peak, floor, warmup, total) = (t.learning_rate, t.min_learning_rate, t.warmup_steps, t.max_steps);
+    match t.lr_scheduler_type {
+        Scheduler::Constant => Schedule::constant(peak, warmup),
+        Scheduler::Linear => Schedule::linear(peak, floor, warmup, total),
+        Scheduler::Cosine => Schedule::cosine(peak, floor, warmup, total),
+        Scheduler::WarmupStableDecay => Schedule::warmup_stable_decay(peak, floor, warmup, t.decay_steps, total),
+    }
+}

@@ -1,0 +1,164 @@
+//! What the loop tells the world: metrics, TensorBoard, progress and the report, kept in step.
+
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use crate::config::Config;
+use crate::observe::{
+    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, Progress, Report, TensorBoardWriter, TrainRecord,
+    now_unix_ms, resident_bytes,
+};
+use crate::run_dir::RunDir;
+
+/// A finished step, before it is known to be presentable.
+pub(super) struct StepNumbers {
+    pub step: u64,
+    pub tokens: u64,
+    pub step_tokens: u64,
+    pub valid_tokens: u64,
+    pub epoch: u64,
+    pub loss: f64,
+    pub lr: f64,
+    pub grad_norm: f64,
+}
+
+pub(super) struct Observer {
+    run: std::path::PathBuf,
+    title: String,
+    config_text: String,
+    metrics: MetricsWriter,
+    tensorboard: TensorBoardWriter,
+    progress: Progress,
+    flops_per_token: f64,
+    sample: Option<String>,
+    /// Start of the step that is timed now; moved forward by pauses.
+    started: Instant,
+}
+
+impl Observer {
+    pub(super) fn create(run: &RunDir, config: &Config) -> Result<Observer> {
+        let metrics = MetricsWriter::create(&run.metrics())?;
+        let tensorboard = TensorBoardWriter::create(run.path())?;
+        let mut observer = Observer::new(run, config, metrics, tensorboard, 0)?;
+        observer.event(0, EventKind::Start, "run started")?;
+        Ok(observer)
+    }
+
+    /// Continues the files of a run; records after `step` are taken back.
+    pub(super) fn resume(run: &RunDir, config: &Config, step: u64) -> Result<Observer> {
+        let metrics = MetricsWriter::resume(&run.metrics(), step)?;
+        let tensorboard = TensorBoardWriter::resume(run.path(), step)?;
+        Observer::new(run, config, metrics, tensorboard, step)
+    }
+
+    fn new(
+        run: &RunDir,
+        config: &Config,
+        metrics: MetricsWriter,
+        tensorboard: TensorBoardWriter,
+        done: u64,
+    ) -> Result<Observer> {
+        let name = run.path().file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned());
+        Ok(Observer {
+            run: run.path().to_path_buf(),
+            title: name,
+            config_text: config.to_toml()?,
+            metrics,
+            tensorboard,
+            progress: Progress::new(config.train.max_steps, done, config.train.logging_steps),
+            flops_per_token: rb_nn::flops_per_token(&config.model, config.train.seq_len),
+            sample: None,
+            started: Instant::now(),
+        })
+    }
+
+    pub(super) fn say(&mut self, line: &str) {
+        self.progress.println(line);
+        self.started = Instant::now();
+    }
+
+    pub(super) fn step(&mut self, n: StepNumbers) -> Result<()> {
+        let elapsed = self.started.elapsed().as_secs_f64().max(1e-9);
+        let tokens_per_s = n.step_tokens as f64 / elapsed;
+        let record = TrainRecord {
+            step: n.step,
+            tokens: n.tokens,
+            epoch: n.epoch,
+            loss: Finite::new("loss", n.loss)?,
+            lr: Finite::new("learning rate", n.lr)?,
+            grad_norm: Finite::new("gradient norm", n.grad_norm)?,
+            tokens_per_s: Finite::new("tokens/s", tokens_per_s)?,
+            step_ms: Finite::new("step time", elapsed * 1e3)?,
+            valid_tokens: n.valid_tokens,
+            flops_per_s: Finite::new("FLOP/s", tokens_per_s * self.flops_per_token)?,
+            mem_rss_bytes: resident_bytes(),
+            time_unix_ms: now_unix_ms(),
+        };
+        self.progress.train(&record);
+        self.tensorboard.train(&record)?;
+        self.metrics.append(record)?;
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// Leaves a step without numbers out of the timing.
+    pub(super) fn skip(&mut self) {
+        self.started = Instant::now();
+    }
+
+    /// Leaves `spent` out of the timing of the current step.
+    pub(super) fn pause(&mut self, spent: Duration) {
+        self.started += spent;
+    }
+
+    pub(super) fn evaluation(
+        &mut self,
+        step: u64,
+        loss: f64,
+        tokens: u64,
+        text_bytes: Option<u64>,
+        spent: Duration,
+    ) -> Result<()> {
+        let record = EvalRecord::new(step, loss, tokens, text_bytes)?;
+        self.progress.eval(&record);
+        self.tensorboard.eval(&record)?;
+        self.metrics.append(record)?;
+        self.pause(spent);
+        Ok(())
+    }
+
+    pub(super) fn event(&mut self, step: u64, kind: EventKind, message: impl Into<String>) -> Result<()> {
+        let message = message.into();
+        if kind != EventKind::Start {
+            self.progress.println(&format!("step {step}: {message}"));
+        }
+        self.metrics.append(EventRecord::new(step, kind, message))?;
+        Ok(())
+    }
+
+    pub(super) fn sync(&self) -> Result<()> {
+        Ok(self.metrics.sync()?)
+    }
+
+    pub(super) fn set_sample(&mut self, text: &str) {
+        self.sample = Some(text.to_string());
+    }
+
+    pub(super) fn finish(&mut self, step: u64) -> Result<()> {
+        self.progress.finish();
+        self.sync()?;
+        self.write_report(step)
+    }
+
+    pub(super) fn write_report(&mut self, step: u64) -> Result<()> {
+        let summary = vec![("steps".to_string(), step.to_string())];
+        let report = Report {
+            title: &self.title,
+            config_text: &self.config_text,
+            summary: &summary,
+            sample: self.sample.as_deref(),
+        };
+        report.write(&self.run)?;
+        Ok(())
+    }
+}
