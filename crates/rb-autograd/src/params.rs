@@ -125,6 +125,13 @@ impl ParamStore {
         &self.layout.entries[id.0 as usize]
     }
 
+    /// The handle of the entry that holds a named part.
+    pub fn id(&self, name: &str) -> Result<ParamId> {
+        let found = self.layout.entries.iter().position(|e| e.parts.iter().any(|p| p.name == name));
+        let index = found.ok_or_else(|| AutogradError::UnknownParameter { name: name.into() })?;
+        Ok(ParamId(index as u32))
+    }
+
     /// The value of an entry (padding included): a view into the arena.
     pub fn tensor(&self, id: ParamId) -> Result<Tensor> {
         let entry = self.entry(id);

@@ -174,7 +174,10 @@ impl Corpus {
             corpus.add_file(path, kind, &mut known);
         }
         if !corpus.skipped.is_empty() {
-            tracing::warn!(files = corpus.skipped.len(), "files that are neither .txt nor .jsonl were skipped");
+            tracing::warn!(
+                files = corpus.skipped.len(),
+                "files that are neither .txt nor .jsonl were skipped"
+            );
         }
         if !corpus.repeated.is_empty() {
             tracing::warn!(files = corpus.repeated.len(), "files named more than once are read once");

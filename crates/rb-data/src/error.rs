@@ -65,7 +65,9 @@ pub enum DataError {
         path: PathBuf,
     },
     /// All files together yielded no document.
-    #[error("no documents: {files} files were read and {zero_length} documents in them had no text; check the \"text\" fields")]
+    #[error(
+        "no documents: {files} files were read and {zero_length} documents in them had no text; check the \"text\" fields"
+    )]
     NoDocuments {
         /// Files read.
         files: u64,
@@ -133,7 +135,9 @@ pub enum DataError {
     },
 
     /// A vocabulary too small for all bytes and the special tokens.
-    #[error("tokenizer: vocab_size is {got}, expected at least {least} (256 bytes + {special_tokens} special tokens)")]
+    #[error(
+        "tokenizer: vocab_size is {got}, expected at least {least} (256 bytes + {special_tokens} special tokens)"
+    )]
     VocabTooSmall {
         /// Requested size.
         got: usize,
@@ -178,7 +182,9 @@ pub enum DataError {
         reason: String,
     },
     /// A token id that the tokenizer does not have.
-    #[error("tokenizer: id {id} has no token (vocab_size is {vocab_size}); is this the tokenizer the ids were made with?")]
+    #[error(
+        "tokenizer: id {id} has no token (vocab_size is {vocab_size}); is this the tokenizer the ids were made with?"
+    )]
     UnknownToken {
         /// The id.
         id: u32,
@@ -286,7 +292,9 @@ pub enum DataError {
         tokens: u64,
     },
     /// The train side of a split would have no text.
-    #[error("split: the train side would be empty ({documents} documents, val_fraction {val_fraction}); lower val_fraction or add text")]
+    #[error(
+        "split: the train side would be empty ({documents} documents, val_fraction {val_fraction}); lower val_fraction or add text"
+    )]
     EmptyTrainSide {
         /// Documents seen.
         documents: u64,
@@ -294,7 +302,9 @@ pub enum DataError {
         val_fraction: f64,
     },
     /// A loader state that belongs to other data or other settings.
-    #[error("loader: cannot resume: {field} was {saved} when the state was saved and is {now} now; use the same value, or start a new run")]
+    #[error(
+        "loader: cannot resume: {field} was {saved} when the state was saved and is {now} now; use the same value, or start a new run"
+    )]
     StateMismatch {
         /// Name of the setting that differs.
         field: &'static str,

@@ -30,6 +30,9 @@ use crate::token_file::TokenData;
 /// Label of a position that is not a target; PyTorch's `ignore_index`.
 pub const IGNORE: i32 = -100;
 
+/// No run gets here; beyond it `u64` arithmetic could overflow.
+const MAX_SAMPLES: u64 = 1 << 62;
+
 /// How a [`Loader`] cuts, orders and shares out a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoaderConfig {
@@ -53,7 +56,15 @@ pub struct LoaderConfig {
 impl Default for LoaderConfig {
     /// One process, shuffled with seed 0, documents not masked, one sequence of 1,024 tokens a batch.
     fn default() -> Self {
-        Self { seq_len: 1024, batch_size: 1, seed: 0, shuffle: true, document_mask: false, rank: 0, world_size: 1 }
+        Self {
+            seq_len: 1024,
+            batch_size: 1,
+            seed: 0,
+            shuffle: true,
+            document_mask: false,
+            rank: 0,
+            world_size: 1,
+        }
     }
 }
 
@@ -135,10 +146,11 @@ impl Loader {
     /// Makes a loader at the start of epoch 0.
     ///
     /// # Errors
-    /// [`DataError::BadSetting`] for a zero size or a rank outside `0..world_size`;
+    /// [`DataError::BadSetting`] for a zero size, a rank outside `0..world_size`, or a batch of more than
+    /// 2,147,483,647 positions;
     /// [`DataError::TooFewTokens`] for fewer than two tokens.
     pub fn new(data: Arc<TokenData>, config: LoaderConfig) -> Result<Self> {
-        check_setting("loader", "batch_size", config.batch_size)?;
+        check_batch("loader", config.batch_size, config.seq_len)?;
         check_setting("loader", "world_size", config.world_size)?;
         check_rank("loader", config.rank, config.world_size)?;
         let fingerprint = LoaderFingerprint {
@@ -149,7 +161,7 @@ impl Loader {
             shuffle: config.shuffle,
             document_mask: config.document_mask,
         };
-        let rows = Rows::new("loader", data, config.seq_len, config.document_mask)?;
+        let rows = Rows::new(data, config.seq_len, config.document_mask)?;
         let order = Order::new(rows.sequences(), config.seed, config.shuffle);
         Ok(Self { rows, order, config, fingerprint, samples_seen: 0 })
     }
@@ -199,7 +211,8 @@ impl Loader {
     /// the same order, shared out anew.
     ///
     /// # Errors
-    /// [`DataError::StateMismatch`] naming the first setting that differs.
+    /// [`DataError::StateMismatch`] naming the first setting that differs; [`DataError::BadSetting`] for a count
+    /// of samples that no run can reach.
     pub fn set_state(&mut self, state: &LoaderState) -> Result<()> {
         let (saved, now) = (&state.fingerprint, &self.fingerprint);
         let differs = |field, saved: &dyn ToString, now: &dyn ToString| {
@@ -212,6 +225,15 @@ impl Loader {
         differs("seed", &saved.seed, &now.seed)?;
         differs("shuffle", &saved.shuffle, &now.shuffle)?;
         differs("document_mask", &saved.document_mask, &now.document_mask)?;
+        if state.samples_seen > MAX_SAMPLES {
+            let got = state.samples_seen.to_string();
+            return Err(DataError::BadSetting {
+                what: "loader state",
+                name: "samples_seen",
+                got,
+                expected: "at most 2^62; the state is damaged",
+            });
+        }
         self.samples_seen = state.samples_seen;
         Ok(())
     }
@@ -237,6 +259,21 @@ fn check_setting(what: &'static str, name: &'static str, value: usize) -> Result
         }
         _ => Ok(()),
     }
+}
+
+fn check_batch(what: &'static str, batch_size: usize, seq_len: usize) -> Result<()> {
+    check_setting(what, "batch_size", batch_size)?;
+    check_setting(what, "seq_len", seq_len)?;
+    if batch_size.checked_mul(seq_len).is_some_and(|positions| positions <= i32::MAX as usize) {
+        return Ok(());
+    }
+    let got = format!("{batch_size} x {seq_len} positions");
+    Err(DataError::BadSetting {
+        what,
+        name: "batch_size",
+        got,
+        expected: "at most 2147483647 positions a batch",
+    })
 }
 
 fn check_rank(what: &'static str, rank: usize, world_size: usize) -> Result<()> {

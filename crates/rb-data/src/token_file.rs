@@ -239,7 +239,11 @@ impl TokenData {
         while low + 1 < high {
             let middle = low + (high - low) / 2;
             // INVARIANT: middle < high <= number of documents, so the start exists; the fallback is never used.
-            if self.document_start(middle).unwrap_or(u64::MAX) <= index { low = middle } else { high = middle }
+            if self.document_start(middle).unwrap_or(u64::MAX) <= index {
+                low = middle
+            } else {
+                high = middle
+            }
         }
         low
     }
@@ -286,7 +290,13 @@ impl TokenData {
     fn check_documents(&self) -> Result<()> {
         let refuse = |document: u64, got: u64, expected: String| {
             let offset = self.header.index_offset() + 8 * document;
-            Err(DataError::BadField { path: self.path.clone(), offset, field: "document start", got, expected })
+            Err(DataError::BadField {
+                path: self.path.clone(),
+                offset,
+                field: "document start",
+                got,
+                expected,
+            })
         };
         let (mut previous, documents) = (None, self.header.documents);
         for d in 0..documents {
@@ -300,7 +310,11 @@ impl TokenData {
                 _ => {}
             }
             if start > 0 && self.get(start - 1) != Some(self.header.eos_id) {
-                return refuse(d, start, format!("a position after an end-of-document token ({})", self.eos_id()));
+                return refuse(
+                    d,
+                    start,
+                    format!("a position after an end-of-document token ({})", self.eos_id()),
+                );
             }
             previous = Some(start);
         }
@@ -339,3 +353,6 @@ fn u64_at(b: &[u8]) -> u64 {
     raw.copy_from_slice(&b[..8]);
     u64::from_le_bytes(raw)
 }
+
+#[cfg(test)]
+mod tests;

@@ -167,7 +167,8 @@ impl Tokenizer {
             return self.encode_chunk(text);
         }
         let chunks: Vec<&str> = splitter::chunks(text, CHUNK_BYTES).collect();
-        let encoded: Vec<Vec<u32>> = chunks.par_iter().map(|c| self.encode_chunk(c)).collect::<Result<_>>()?;
+        let encoded: Vec<Vec<u32>> =
+            chunks.par_iter().map(|c| self.encode_chunk(c)).collect::<Result<_>>()?;
         Ok(encoded.concat())
     }
 
@@ -267,7 +268,8 @@ impl Tokenizer {
 
     /// Builds a tokenizer from the content of a `tokenizer.json`; an error is a reason for a person.
     fn from_json(bytes: &[u8], eos: Option<&str>) -> std::result::Result<Self, String> {
-        let json: Value = serde_json::from_slice(bytes).map_err(|e| format!("not JSON: {e}; copy the file again"))?;
+        let json: Value =
+            serde_json::from_slice(bytes).map_err(|e| format!("not JSON: {e}; copy the file again"))?;
         folder::check_shape(&json)?;
         let mut inner = HfTokenizer::from_bytes(bytes)
             .map_err(|e| format!("not a Hugging Face tokenizer ({e}); expected a tokenizer.json file"))?;
@@ -312,13 +314,14 @@ impl Tokenizer {
     fn find_eos(&self, configured: Option<&str>, own: bool) -> std::result::Result<u32, String> {
         if let Some(name) = configured {
             return self.inner.token_to_id(name).ok_or_else(|| {
-                format!("eos_token {name:?} of tokenizer_config.json is not in the vocabulary; correct that file")
+                format!(
+                    "eos_token {name:?} of tokenizer_config.json is not in the vocabulary; correct that file"
+                )
             });
         }
         let special = self.special_tokens();
-        let known = || {
-            KNOWN_EOS.iter().find_map(|name| special.iter().find(|(_, s)| s == name).map(|(id, _)| *id))
-        };
+        let known =
+            || KNOWN_EOS.iter().find_map(|name| special.iter().find(|(_, s)| s == name).map(|(id, _)| *id));
         let only = (special.len() == 1).then(|| special[0].0);
         let first = own.then(|| special.first().map(|(id, _)| *id)).flatten();
         only.or_else(known).or(first).ok_or_else(|| {

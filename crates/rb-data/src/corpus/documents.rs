@@ -213,8 +213,11 @@ impl Lines {
             let source = serde::de::Error::custom("the line does not begin with {");
             return Err(DataError::Json { path: path(), line: self.line, source });
         }
-        let row: Row = serde_json::from_str(line)
-            .map_err(|source| DataError::Json { path: path(), line: self.line, source })?;
+        let row: Row = serde_json::from_str(line).map_err(|source| DataError::Json {
+            path: path(),
+            line: self.line,
+            source,
+        })?;
         let got = match row.text {
             Some(Value::String(text)) => return Ok(text),
             None => return Err(DataError::MissingText { path: path(), line: self.line }),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Batch, Coverage, IGNORE, check_setting};
+use super::{Batch, Coverage, IGNORE};
 use crate::error::{DataError, Result};
 use crate::token_file::TokenData;
 
@@ -15,14 +15,17 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Checks the sizes; `what` names the caller in errors.
-    pub(super) fn new(what: &'static str, data: Arc<TokenData>, seq_len: usize, document_mask: bool) -> Result<Self> {
-        check_setting(what, "seq_len", seq_len)?;
+    /// `seq_len` is at least 1.
+    pub(super) fn new(data: Arc<TokenData>, seq_len: usize, document_mask: bool) -> Result<Self> {
+        debug_assert!(seq_len > 0);
         if data.len() < 2 {
             return Err(DataError::TooFewTokens { path: data.path().into(), tokens: data.len() });
         }
         if data.vocab_size() > i32::MAX as u32 {
-            return Err(DataError::VocabTooLarge { got: data.vocab_size() as usize, most: i32::MAX as usize });
+            return Err(DataError::VocabTooLarge {
+                got: data.vocab_size() as usize,
+                most: i32::MAX as usize,
+            });
         }
         Ok(Self { data, seq_len, document_mask })
     }
@@ -68,7 +71,8 @@ impl Rows {
         let targets = available.saturating_sub(1);
 
         if self.document_mask {
-            batch.dropped_targets += self.push_documents(start, available, &mut batch.labels[row..], &mut batch.doc_start);
+            batch.dropped_targets +=
+                self.push_documents(start, available, &mut batch.labels[row..], &mut batch.doc_start);
             let (starts, positions) = (&batch.doc_start[row..], &mut batch.position_ids);
             positions.extend(starts.iter().enumerate().map(|(t, s)| t as i32 - s));
         } else {
@@ -81,7 +85,13 @@ impl Rows {
     }
 
     /// Appends the document starts of one row and drops the labels that cross a document's end; returns how many.
-    fn push_documents(&self, start: u64, available: usize, labels: &mut [i32], doc_start: &mut Vec<i32>) -> usize {
+    fn push_documents(
+        &self,
+        start: u64,
+        available: usize,
+        labels: &mut [i32],
+        doc_start: &mut Vec<i32>,
+    ) -> usize {
         let t_len = self.seq_len;
         let (mut dropped, mut begin) = (0, 0);
         let mut document = self.data.document_of(start) + 1;

@@ -179,7 +179,8 @@ impl TokenFileWriter {
         self.header.documents += 1;
         self.header.text_bytes += text.len() as u64;
         self.header.text_chars += text.chars().count() as u64;
-        for &id in ids.iter().chain([&self.header.eos_id]) {
+        let eos_id = self.header.eos_id;
+        for id in ids.iter().copied().chain([eos_id]) {
             if id >= self.header.vocab_size {
                 return Err(DataError::TokenOutOfRange {
                     path: self.path.clone(),

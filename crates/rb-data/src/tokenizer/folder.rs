@@ -15,10 +15,9 @@ pub(super) fn save(tokenizer: &Tokenizer, folder: &Path, model_max_length: Optio
         Some((_, name)) => name.clone(),
         None => tokenizer.inner.id_to_token(eos_id).unwrap_or_default(),
     };
-    let entry = |name: &str| {
-        json!({"content": name, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true})
-    };
-    let decoder: Map<String, Value> = special.iter().map(|(id, name)| (id.to_string(), entry(name))).collect();
+    let entry = |name: &str| json!({"content": name, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true});
+    let decoder: Map<String, Value> =
+        special.iter().map(|(id, name)| (id.to_string(), entry(name))).collect();
     let others: Vec<&str> = special.iter().filter(|(id, _)| *id != eos_id).map(|(_, n)| n.as_str()).collect();
 
     let mut config = json!({
@@ -54,8 +53,8 @@ pub(super) fn configured_eos(tokenizer_json: &Path) -> Result<Option<String>> {
         Err(e) => return Err(DataError::io("read", &path, e)),
     };
     let refuse = |reason: String| DataError::BadTokenizerFile { path: path.clone(), reason };
-    let config: Value =
-        serde_json::from_slice(&bytes).map_err(|e| refuse(format!("not JSON: {e}; correct or remove the file")))?;
+    let config: Value = serde_json::from_slice(&bytes)
+        .map_err(|e| refuse(format!("not JSON: {e}; correct or remove the file")))?;
     let eos = &config["eos_token"];
     match (eos.as_str().or_else(|| eos["content"].as_str()), eos.is_null()) {
         (Some(name), _) => Ok(Some(name.to_owned())),
