@@ -1,0 +1,69 @@
+//! [`SelfAttention`]: grouped-query attention with rotary positions.
+
+use rb_autograd::ops::attention::AttentionMask;
+use rb_autograd::ops::rope::RopeTable;
+use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_tensor::Tensor;
+
+use crate::{Linear, LlamaConfig, Result, RmsNorm};
+
+/// What all layers of a forward pass share: made once, not once a layer.
+pub struct AttentionContext<'a> {
+    /// Rotary frequencies.
+    pub rope: &'a RopeTable,
+    /// Position of each token `[B, T]`, i32.
+    pub positions: &'a Tensor,
+    /// Which keys each query sees.
+    pub mask: &'a AttentionMask,
+}
+
+/// Causal self-attention of `H` query heads over `G` key and value heads of width `D`.
+///
+/// - **Computes** `softmax(rope(q) rope(k)^T / sqrt(D)) v`, then the output product. With QK-norm, queries and
+///   keys are normalised for each head before they are rotated (Qwen3's order).
+/// - **Shapes** `x [B, T, C]` -> `[B, T, C]`.
+/// - **Source** arXiv:2305.13245 (groups), arXiv:2104.09864 (rotation).
+#[derive(Clone, Copy, Debug)]
+pub struct SelfAttention {
+    qkv: Linear,
+    out: Linear,
+    qk_norm: Option<(RmsNorm, RmsNorm)>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl SelfAttention {
+    /// Declares `q_proj`, `k_proj`, `v_proj` (one packed parameter), `o_proj` and the norms under `prefix`.
+    pub fn init(builder: &mut ParamBuilder, prefix: &str, config: &LlamaConfig, residual_std: f64) -> Result<Self> {
+        let (heads, kv_heads, head_dim) = (config.num_attention_heads, config.kv_heads(), config.head_dim());
+        let (c, bias) = (config.hidden_size, config.attention_bias);
+        let qkv = [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
+        let qkv = Linear::init(builder, prefix, &qkv, c, bias, config.initializer_range)?;
+        let out = Linear::init(builder, prefix, &[("o_proj", c)], heads * head_dim, bias, residual_std)?;
+        let mut norm = |name: &str| RmsNorm::init(builder, &format!("{prefix}.{name}"), head_dim, config.rms_norm_eps);
+        let qk_norm = if config.use_qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
+        Ok(SelfAttention { qkv, out, qk_norm, heads, kv_heads, head_dim })
+    }
+
+    /// Applies attention.
+    pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
+        let (batch, len) = (x.shape()[0], x.shape()[1]);
+        let (h, g, d) = (self.heads, self.kv_heads, self.head_dim);
+        let scale = 1.0 / (d as f64).sqrt();
+        let qkv = ops::reshape(&self.qkv.forward(tape, x)?, [batch, len, h + 2 * g, d])?;
+        let y = match &self.qk_norm {
+            None => {
+                let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
+                ops::attention_packed(&rotated, h, g, cx.mask, scale)?
+            }
+            Some((q_norm, k_norm)) => {
+                let heads = |start, count| ops::slice(&qkv, 2, start, count);
+                let q = ops::rope(&q_norm.forward(tape, &heads(0, h)?)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&k_norm.forward(tape, &heads(h, g)?)?, cx.positions, cx.rope, g)?;
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, scale)?
+            }
+        };
+        self.out.forward(tape, &ops::reshape(&y, [batch, len, h * d])?)
+    }
+}

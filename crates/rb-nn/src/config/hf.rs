@@ -1,0 +1,190 @@
+//! `config.json`: written as transformers reads it, read with a refusal of what this library cannot compute.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{LlamaConfig, RopeScaling};
+use crate::{NnError, Result};
+
+impl LlamaConfig {
+    /// The content of `config.json`. QK-norm is Qwen3's architecture, everything else Llama's. Rotary settings
+    /// are written in both forms: `rope_theta` with `rope_scaling`, and version 5's `rope_parameters`.
+    pub fn to_json_value(&self) -> Value {
+        let (model_type, architecture) =
+            if self.use_qk_norm { ("qwen3", "Qwen3ForCausalLM") } else { ("llama", "LlamaForCausalLM") };
+        let scaling = self.rope_scaling.as_ref().map(scaling_json);
+        let mut rope_parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
+        rope_parameters["rope_theta"] = json!(self.rope_theta);
+        json!({
+            "architectures": [architecture],
+            "model_type": model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.kv_heads(),
+            "head_dim": self.head_dim(),
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_position_embeddings,
+            "initializer_range": self.initializer_range,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": scaling,
+            "rope_parameters": rope_parameters,
+            "attention_bias": self.attention_bias,
+            "attention_dropout": 0.0,
+            "mlp_bias": false,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "use_cache": true,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self.eos_token_id,
+            "pad_token_id": null,
+            "torch_dtype": "float32",
+            "dtype": "float32",
+        })
+    }
+
+    /// Reads a `config.json` of the Llama family. Unknown keys are ignored; known ones that ask for other
+    /// arithmetic are refused by name.
+    pub fn from_json(path: &Path) -> Result<LlamaConfig> {
+        let bad = |reason: String| NnError::File { path: path.into(), reason };
+        let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot be read: {e}")))?;
+        let json: Value = serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
+        LlamaConfig::from_value(&json).map_err(bad)
+    }
+
+    fn from_value(json: &Value) -> Result<LlamaConfig, String> {
+        let present = |key: &str| json.get(key).filter(|v| !v.is_null());
+        let model_type = present("model_type").and_then(Value::as_str).unwrap_or("llama");
+        if !["llama", "qwen3"].contains(&model_type) {
+            return Err(format!("model_type is {model_type}; supported are llama and qwen3"));
+        }
+        refuse(present("hidden_act"), "hidden_act", |v| v.as_str() == Some("silu"), "silu")?;
+        refuse(present("mlp_bias"), "mlp_bias", |v| v.as_bool() == Some(false), "false")?;
+        refuse(present("attention_dropout"), "attention_dropout", |v| v.as_f64() == Some(0.0), "0")?;
+        refuse(present("use_sliding_window"), "use_sliding_window", |v| v.as_bool() == Some(false), "false")?;
+        if model_type == "llama" {
+            refuse(present("sliding_window"), "sliding_window", |_| false, "none")?;
+        }
+        let size = |key: &str| -> Result<Option<usize>, String> {
+            match present(key) {
+                None => Ok(None),
+                Some(v) => match v.as_u64() {
+                    Some(n) => Ok(Some(n as usize)),
+                    None => Err(format!("{key} is {v}, expected a whole number")),
+                },
+            }
+        };
+        let need = |key: &str| size(key)?.ok_or_else(|| format!("{key} is missing"));
+        let number = |key: &str, default: f64| present(key).and_then(Value::as_f64).unwrap_or(default);
+        let flag = |key: &str, default: bool| present(key).and_then(Value::as_bool).unwrap_or(default);
+        // A list of end tokens is legal; the first one is what generation needs.
+        let token = |key: &str| {
+            let value = present(key)?;
+            value.as_u64().or_else(|| value.as_array()?.first()?.as_u64()).map(|id| id as u32)
+        };
+        let rope = present("rope_parameters").or_else(|| present("rope_scaling"));
+        let theta = present("rope_parameters").and_then(|r| r.get("rope_theta")).and_then(Value::as_f64);
+        let config = LlamaConfig {
+            vocab_size: need("vocab_size")?,
+            hidden_size: need("hidden_size")?,
+            intermediate_size: need("intermediate_size")?,
+            num_hidden_layers: need("num_hidden_layers")?,
+            num_attention_heads: need("num_attention_heads")?,
+            num_key_value_heads: size("num_key_value_heads")?,
+            head_dim: size("head_dim")?,
+            max_position_embeddings: size("max_position_embeddings")?.unwrap_or(2048),
+            initializer_range: number("initializer_range", 0.02),
+            rms_norm_eps: number("rms_norm_eps", 1e-6),
+            rope_theta: theta.unwrap_or_else(|| number("rope_theta", 1e4)),
+            rope_scaling: rope.map(read_scaling).transpose()?.flatten(),
+            attention_bias: flag("attention_bias", false),
+            use_qk_norm: model_type == "qwen3",
+            tie_word_embeddings: flag("tie_word_embeddings", false),
+            bos_token_id: token("bos_token_id"),
+            eos_token_id: token("eos_token_id"),
+            residual_init_scale: true,
+        };
+        config.validate().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+}
+
+fn refuse(value: Option<&Value>, key: &str, fine: impl Fn(&Value) -> bool, only: &str) -> Result<(), String> {
+    match value {
+        Some(v) if !fine(v) => Err(format!("{key} is {v}; this library computes only {only}")),
+        _ => Ok(()),
+    }
+}
+
+fn scaling_json(scaling: &RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "type": "linear", "factor": factor }),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => json!({
+            "rope_type": "llama3",
+            "type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_max_position_embeddings,
+        }),
+    }
+}
+
+fn read_scaling(value: &Value) -> Result<Option<RopeScaling>, String> {
+    let kind = value.get("rope_type").or_else(|| value.get("type")).and_then(Value::as_str).unwrap_or("default");
+    let number = |key: &str| {
+        value.get(key).and_then(Value::as_f64).ok_or_else(|| format!("rope_scaling {kind} has no number {key}"))
+    };
+    match kind {
+        "default" => Ok(None),
+        "linear" => Ok(Some(RopeScaling::Linear { factor: number("factor")? })),
+        "llama3" => Ok(Some(RopeScaling::Llama3 {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_max_position_embeddings: number("original_max_position_embeddings")? as usize,
+        })),
+        other => Err(format!("rope_scaling kind {other} is not supported; supported are linear and llama3")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::tiny;
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let mut config = tiny(101, 12, 4);
+        config.rope_scaling = Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 32,
+        });
+        config.head_dim = Some(4);
+        for qk_norm in [false, true] {
+            config.use_qk_norm = qk_norm;
+            assert_eq!(LlamaConfig::from_value(&config.to_json_value()).unwrap(), config);
+        }
+    }
+
+    #[test]
+    fn other_arithmetic_is_refused_by_name() {
+        let with = |key: &str, value: Value| {
+            let mut json = tiny(101, 4, 2).to_json_value();
+            json[key] = value;
+            LlamaConfig::from_value(&json).unwrap_err()
+        };
+        assert_eq!(with("hidden_act", json!("gelu")), "hidden_act is \"gelu\"; this library computes only silu");
+        assert!(with("model_type", json!("gemma")).contains("model_type is gemma"));
+        assert!(with("sliding_window", json!(128)).contains("sliding_window is 128"));
+        let yarn = json!({ "rope_type": "yarn", "factor": 4.0 });
+        assert!(with("rope_parameters", yarn).contains("rope_scaling kind yarn is not supported"));
+        assert!(with("mlp_bias", json!(true)).contains("mlp_bias is true"));
+        assert_eq!(with("hidden_size", Value::Null), "hidden_size is missing");
+    }
+}

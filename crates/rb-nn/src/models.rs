@@ -1,0 +1,3 @@
+//! Whole models.
+
+pub mod causal_lm;

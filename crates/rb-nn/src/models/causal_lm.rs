@@ -1,0 +1,117 @@
+//! [`CausalLm`]: a Llama-style decoder.
+
+use rb_autograd::ops::attention::AttentionMask;
+use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
+use rb_autograd::ops::rope::RopeTable;
+use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_tensor::{ShapeError, Tensor};
+
+use crate::{AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Result, RmsNorm, rope_table};
+
+/// Tokens of a forward pass.
+#[derive(Clone, Debug)]
+pub struct ModelInput {
+    /// Token ids `[B, T]`, i32.
+    pub input_ids: Tensor,
+    /// Position of each token `[B, T]`, i32; `0..T` in each row if left out.
+    pub position_ids: Option<Tensor>,
+    /// Which tokens each token sees.
+    pub mask: AttentionMask,
+}
+
+impl ModelInput {
+    /// Rows of ids that see everything before them.
+    pub fn causal(input_ids: Tensor) -> ModelInput {
+        ModelInput { input_ids, position_ids: None, mask: AttentionMask::Causal }
+    }
+}
+
+/// Embedding, blocks, final norm and output product, with Llama's names (Qwen3's with QK-norm).
+#[derive(Clone, Debug)]
+pub struct CausalLm {
+    config: LlamaConfig,
+    rope: RopeTable,
+    embed_tokens: Embedding,
+    blocks: Vec<DecoderBlock>,
+    norm: RmsNorm,
+    lm_head: Option<Embedding>,
+}
+
+impl CausalLm {
+    /// Declares all parameters.
+    ///
+    /// # Errors
+    /// A config that breaks a rule.
+    pub fn init(config: &LlamaConfig, builder: &mut ParamBuilder) -> Result<CausalLm> {
+        config.validate()?;
+        let (vocab, padded) = (config.vocab_size, config.padded_vocab_size());
+        let (c, std) = (config.hidden_size, config.initializer_range);
+        let table = |builder: &mut ParamBuilder, name| Embedding::init(builder, name, vocab, padded, c, std);
+        let embed_tokens = table(builder, "model.embed_tokens")?;
+        let blocks = (0..config.num_hidden_layers)
+            .map(|i| DecoderBlock::init(builder, &format!("model.layers.{i}"), config))
+            .collect::<Result<_>>()?;
+        let norm = RmsNorm::init(builder, "model.norm", c, config.rms_norm_eps)?;
+        let lm_head = if config.tie_word_embeddings { None } else { Some(table(builder, "lm_head")?) };
+        Ok(CausalLm { config: config.clone(), rope: rope_table(config), embed_tokens, blocks, norm, lm_head })
+    }
+
+    /// The shape of the model.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// Final hidden states `[B, T, C]`, after the last norm.
+    ///
+    /// # Errors
+    /// Ids that are not `[B, T]` or not in the vocabulary; more positions than the model has.
+    pub fn hidden<'t>(&self, tape: &'t Tape<'t>, input: &ModelInput) -> Result<Var<'t>> {
+        let shape = input.input_ids.shape();
+        if shape.rank() != 2 || shape.numel() == 0 {
+            let error = ShapeError::new("causal_lm", "input_ids", shape, "[B, T], both at least 1");
+            return Err(NnError::Tensor(error.into()));
+        }
+        let (batch, len) = (shape[0], shape[1]);
+        if len > self.config.max_position_embeddings {
+            return Err(NnError::TooLong { len, limit: self.config.max_position_embeddings });
+        }
+        let positions = match &input.position_ids {
+            Some(positions) => positions.clone(),
+            None => Tensor::from_vec((0..batch).flat_map(|_| 0..len as i32).collect(), [batch, len])?,
+        };
+        let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &input.mask };
+        let mut x = self.embed_tokens.forward(tape, &input.input_ids)?;
+        for block in &self.blocks {
+            x = block.forward(tape, &x, &cx)?;
+        }
+        self.norm.forward(tape, &x)
+    }
+
+    /// Scores `[B, T, padded vocabulary]`; columns from `vocab_size` on mean nothing.
+    pub fn forward<'t>(&self, tape: &'t Tape<'t>, input: &ModelInput) -> Result<Var<'t>> {
+        let hidden = self.hidden(tape, input)?;
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).logits(tape, &hidden)
+    }
+
+    /// Scores `[B, T, vocab_size]` without padding, for reading.
+    pub fn logits(&self, tape: &Tape<'_>, input: &ModelInput) -> Result<Tensor> {
+        // A fresh tape of the same store: scores for reading carry no history.
+        let tape = Tape::inference(tape.params());
+        let padded = self.forward(&tape, input)?;
+        let axis = padded.shape().rank() as isize - 1;
+        Ok(ops::slice(&padded, axis, 0, self.config.vocab_size)?.detach())
+    }
+
+    /// Cross entropy against `labels [B, T]` (i32, already shifted; -100 is ignored), as a scalar.
+    pub fn loss<'t>(
+        &self,
+        tape: &'t Tape<'t>,
+        input: &ModelInput,
+        labels: &Tensor,
+        options: &CrossEntropyOptions,
+    ) -> Result<Var<'t>> {
+        let logits = self.forward(tape, input)?;
+        let options = CrossEntropyOptions { num_classes: Some(self.config.vocab_size), ..options.clone() };
+        Ok(ops::cross_entropy(&logits, labels, &options)?)
+    }
+}

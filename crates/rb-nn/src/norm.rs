@@ -1,0 +1,28 @@
+//! [`RmsNorm`].
+
+use rb_autograd::{Init, ParamBuilder, ParamId, Tape, Var, ops};
+
+use crate::Result;
+
+/// Root-mean-square norm of the last axis with a learned scale that starts at 1.
+///
+/// - **Computes** `y = x / sqrt(mean(x^2) + eps) * weight`.
+/// - **Shapes** `x [.., C]`, `weight [C]` -> `y [.., C]`.
+/// - **Source** arXiv:1910.07467.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm {
+    weight: ParamId,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Declares `<name>.weight`.
+    pub fn init(builder: &mut ParamBuilder, name: &str, width: usize, eps: f64) -> Result<RmsNorm> {
+        Ok(RmsNorm { weight: builder.param(format!("{name}.weight"), [width], Init::Ones)?, eps })
+    }
+
+    /// Normalises each row.
+    pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>) -> Result<Var<'t>> {
+        Ok(ops::rms_norm(x, &tape.param(self.weight)?, self.eps)?)
+    }
+}
