@@ -188,7 +188,7 @@ def compare(a):
     environment = os.environ | {"OMP_NUM_THREADS": str(a.threads), "RAYON_NUM_THREADS": str(a.threads)}
     commands = {
         "PyTorch": [sys.executable, __file__, *shape, "--lr", str(a.lr), "--seed", str(a.seed), "--optimizer", a.optimizer],
-        "RustingBrain": [str(a.ours), *shape, *a.ours_args, "--json"],
+        "RustingBrain": [str(a.ours), *shape, *a.ours_arg, "--json"],
     }
     results = {who: [] for who in commands}
     for repeat in range(a.repeats):
@@ -226,7 +226,7 @@ def main():
     parser.add_argument("--seed", type=int, default=20240607)
     parser.add_argument("--optimizer", choices=("auto", "fused", "foreach"), default="auto", help="PyTorch's AdamW")
     parser.add_argument("--ours", type=pathlib.Path, metavar="PATH", help="our bench binary, to run in turns with PyTorch")
-    parser.add_argument("--ours-args", nargs="*", default=[], metavar="ARG", help="more arguments for it; write --ours-args=--flag")
+    parser.add_argument("--ours-arg", action="append", default=[], metavar="ARG", help="one more argument for it: --ours-arg=--flag")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each program")
     args = parser.parse_args()
     for name, value in zip(SHAPE, PRESETS[args.preset]):

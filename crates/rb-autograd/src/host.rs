@@ -18,10 +18,15 @@ const PARALLEL_PRODUCT: usize = 64 * 64 * 64;
 
 /// Calls `f(row_index, row)` for each row of `row_len` elements of `y`, in parallel.
 pub fn par_rows<T: Float>(y: &mut [T], row_len: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    par_row_groups(y, row_len, row_len, f);
+}
+
+/// As [`par_rows`], where a row of `y` stands for `work` elements of something larger.
+pub fn par_row_groups<T: Float>(y: &mut [T], row_len: usize, work: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if y.is_empty() || row_len == 0 {
         return;
     }
-    let rows = (TASK_ELEMENTS / row_len).max(1);
+    let rows = (TASK_ELEMENTS / work.max(1)).max(1);
     y.par_chunks_mut(rows * row_len).enumerate().for_each(|(task, chunk)| {
         for (i, row) in chunk.chunks_mut(row_len).enumerate() {
             f(task * rows + i, row);

@@ -12,6 +12,8 @@
 
 mod error;
 mod float;
+#[cfg(test)]
+pub(crate) mod golden;
 mod grads;
 pub mod host;
 mod op;

@@ -24,16 +24,22 @@ pub struct OpEntry {
 mod shared;
 
 registry! {
+    add,
     attention,
     attention_packed,
     cross_entropy,
+    div,
     dropout,
     embedding,
     layer_norm,
     linear,
     log_softmax,
+    mul,
+    reshape,
     rms_norm,
     rope,
+    slice,
     softmax,
+    sub,
     swiglu,
 }

@@ -92,8 +92,8 @@ impl Op for Attention {
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
         let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
-        if q.rank() != 4 {
-            return Err(ShapeError::new(Self::NAME, "q", q, "[B, T, Hq, D]").into());
+        if q.rank() != 4 || q[2] == 0 {
+            return Err(ShapeError::new(Self::NAME, "q", q, "[B, T, Hq, D] with at least one head").into());
         }
         if k.rank() != 4 || k[0] != q[0] || k[3] != q[3] {
             let expected = format!("[{}, S, Hkv, {}] for q {q}", q[0], q[3]);

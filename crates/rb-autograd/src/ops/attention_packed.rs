@@ -60,12 +60,12 @@ impl Op for AttentionPacked {
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
         let (qkv, heads, kv_heads) = (inputs[0], self.num_heads, self.num_kv_heads);
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AutogradError::Argument {
                 op: Self::NAME,
                 argument: "num_kv_heads",
                 got: kv_heads.to_string(),
-                expected: format!("a divisor of num_heads {heads}"),
+                expected: format!("a divisor of num_heads {heads}, both at least 1"),
             });
         }
         if qkv.rank() != 4 || qkv[2] != heads + 2 * kv_heads {

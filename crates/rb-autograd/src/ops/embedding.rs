@@ -1,15 +1,147 @@
-//! Stub.
-use rb_tensor::Tensor;
+//! Rows of a table, by index.
+//!
+//! - **Computes** `y[i] = weight[ids[i]]`.
+//! - **Shapes** `weight [V, C]`, `ids [..]` (i32) -> `y [.., C]`.
+//! - **Dtypes** `weight` any float type, `ids` i32.
+//! - **Backward** `dweight[v] = sum(dy[i])` over all `i` with `ids[i] = v`, in order of `i`: no atomics.
+//! - **Saves** `ids` (shared).
+//! - **Errors** `IndexOutOfRange` for an id outside `0..num_embeddings`; `ShapeError` if `weight` is not `[V, C]`
+//!   with `V >= num_embeddings`; `DType` if `ids` is not i32.
+//! - **Source** PyTorch `torch.nn.functional.embedding`.
 
+use rayon::prelude::*;
+use rb_tensor::{DType, Shape, ShapeError, Tensor};
+
+use crate::host;
 use crate::testing::Case;
-use crate::{AutogradError, Result, Var};
+use crate::{AutogradError, Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
-/// Row `ids[..]` of `weight [V, C]` for each id of `ids [..]` (i32), all below `num_embeddings <= V`.
+/// The rows `ids` of `weight`, of whose rows the first `num_embeddings` may be read (the rest is padding).
 pub fn embedding<'t>(weight: &Var<'t>, ids: &Tensor, num_embeddings: usize) -> Result<Var<'t>> {
-    let _ = (ids, num_embeddings);
-    Err(AutogradError::Unsupported { op: "embedding", dtype: weight.dtype(), device: Default::default() })
+    ids.expect_dtype(Embedding::NAME, "ids", DType::I32)?;
+    check_indices(Embedding::NAME, "ids", ids.as_slice::<i32>()?, num_embeddings)?;
+    apply(Embedding { ids: ids.clone(), num_embeddings }, &[weight])
 }
-/// None yet.
+
+/// Checks that every index is in `0..bound`.
+fn check_indices(op: &'static str, argument: &'static str, ids: &[i32], bound: usize) -> Result<()> {
+    match ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= bound)) {
+        None => Ok(()),
+        Some(position) => {
+            let index = i64::from(ids[position]);
+            Err(AutogradError::IndexOutOfRange { op, argument, position, index, bound })
+        }
+    }
+}
+
+struct Embedding {
+    ids: Tensor,
+    num_embeddings: usize,
+}
+
+saved!(
+    struct EmbeddingSaved { ids }
+);
+
+impl Op for Embedding {
+    const NAME: &'static str = "embedding";
+    type Saved = EmbeddingSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        let weight = inputs[0];
+        if weight.rank() != 2 || weight[0] < self.num_embeddings {
+            let expected = format!("[V, C] with V at least {}", self.num_embeddings);
+            return Err(ShapeError::new(Self::NAME, "weight", weight, expected).into());
+        }
+        let mut dims = self.ids.shape().to_vec();
+        dims.push(weight[1]);
+        Ok(dims.into())
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, EmbeddingSaved)> {
+        let (weight, ids) = (inputs[0].as_slice::<T>()?, self.ids.as_slice::<i32>()?);
+        let c = out.last();
+        let mut y = vec![T::ZERO; out.numel()];
+        host::par_rows(&mut y, c, |i, y| y.copy_from_slice(&weight[ids[i] as usize * c..][..c]));
+        Ok((Tensor::from_vec(y, out.clone())?, EmbeddingSaved { ids: self.ids.clone() }))
+    }
+
+    fn host_backward<T: Float>(&self, saved: EmbeddingSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let c = dy.shape().last();
+        let (ids, dy) = (saved.ids.as_slice::<i32>()?, dy.as_slice::<T>()?);
+        // Tokens sorted by id, stably: each table row is then one task's, and adds its tokens in order.
+        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+        order.sort_by_key(|&i| ids[i as usize]);
+        let runs: Vec<&[u32]> = order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]).collect();
+        grads.write::<T>(0, |dw, beta| {
+            if beta == Beta::Overwrite {
+                dw.fill(T::ZERO);
+            }
+            if c == 0 {
+                return;
+            }
+            let mut rows: Vec<Option<&mut [T]>> = dw.chunks_mut(c).map(Some).collect();
+            let mut tasks: Vec<(&mut [T], &[u32])> = Vec::with_capacity(runs.len());
+            for run in runs {
+                tasks.extend(rows[ids[run[0] as usize] as usize].take().map(|row| (row, run)));
+            }
+            tasks.into_par_iter().with_min_len(64).for_each(|(row, run)| {
+                for &i in run {
+                    row.iter_mut().zip(&dy[i as usize * c..][..c]).for_each(|(r, &d)| *r += d);
+                }
+            });
+        })
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let case = |name: &str, ids: Vec<i32>, shape: &'static [usize], table: &'static [usize], n: usize| {
+        Case::normal(name, &[table], move |v| embedding(&v[0], &Tensor::from_vec(ids.clone(), shape)?, n))
+    };
+    vec![
+        case("repeated ids", vec![2, 0, 2, 2, 4, 1], &[2, 3], &[5, 7], 5),
+        case("padding rows", vec![1, 0], &[2], &[64, 3], 2),
+        case("many", (0..300).map(|i| i * 7 % 33).collect(), &[300], &[33, 31], 33),
+        case("no ids", vec![], &[0], &[3, 2], 3),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ParamStore, Tape};
+
+    #[test]
+    fn shape_rule() {
+        let op = Embedding { ids: Tensor::from_vec(vec![0i32; 6], [2, 3]).unwrap(), num_embeddings: 4 };
+        assert_eq!(op.out_shape(&[&[4, 5].into()]).unwrap().dims(), &[2, 3, 5]);
+        let message = op.out_shape(&[&[3, 5].into()]).unwrap_err().to_string();
+        assert_eq!(message, "embedding: weight has shape [3, 5], expected [V, C] with V at least 4");
+    }
+
+    #[test]
+    fn ids_outside_the_table_are_named() {
+        let params = ParamStore::empty();
+        let tape = Tape::new(&params);
+        let weight = tape.constant(Tensor::from_vec(vec![0f32; 8], [4, 2]).unwrap());
+        for id in [3, -1, 65535] {
+            let ids = Tensor::from_vec(vec![0, 1, id], [3]).unwrap();
+            let message = embedding(&weight, &ids, 3).unwrap_err().to_string();
+            assert_eq!(message, format!("embedding: ids[2] is {id}, expected 0..3"));
+        }
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("embedding").unwrap();
+    }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("embedding") {
+            let rows = case.tensor("in0").shape()[0];
+            crate::golden::check(&case, |v| embedding(&v[0], case.tensor("ids"), rows), 1e-12);
+        }
+    }
 }

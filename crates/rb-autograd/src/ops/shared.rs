@@ -1,4 +1,5 @@
 //! Engines that several operation files share; no operations themselves.
 
 pub mod attention;
+pub mod broadcast;
 pub mod softmax;

@@ -1,12 +1,93 @@
-//! Stub.
-use crate::testing::Case;
-use crate::{AutogradError, Result, Var};
+//! Gated activation of a packed pair: the first half of the last axis gates the second.
+//!
+//! - **Computes** `y = silu(gate) * up`, `silu(g) = g / (1 + e^-g)`.
+//! - **Shapes** `gate_up [.., 2F]` -> `y [.., F]`.
+//! - **Dtypes** any float type.
+//! - **Backward** with `s = sigmoid(gate)`: `dgate = dy * up * s * (1 + gate * (1 - s))`, `dup = dy * gate * s`.
+//! - **Saves** `gate_up` (shared).
+//! - **Errors** `ShapeError` if the last axis is odd or missing.
+//! - **Source** arXiv:2002.05202.
 
-/// `silu(gate) * up` where the last axis of `gate_up [.., 2F]` holds gate and then up.
+use rb_tensor::{Shape, ShapeError, Tensor};
+
+use crate::host;
+use crate::testing::Case;
+use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// `silu(first half) * second half` of the last axis.
 pub fn swiglu<'t>(gate_up: &Var<'t>) -> Result<Var<'t>> {
-    Err(AutogradError::Unsupported { op: "swiglu", dtype: gate_up.dtype(), device: Default::default() })
+    apply(Swiglu, &[gate_up])
 }
-/// None yet.
+
+struct Swiglu;
+
+saved!(
+    struct SwigluSaved { gate_up }
+);
+
+impl Op for Swiglu {
+    const NAME: &'static str = "swiglu";
+    type Saved = SwigluSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        let x = inputs[0];
+        if x.rank() == 0 || !x.last().is_multiple_of(2) {
+            return Err(ShapeError::new(Self::NAME, "gate_up", x, "[.., 2F]: an even last axis").into());
+        }
+        Ok(x.with_last(x.last() / 2))
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, SwigluSaved)> {
+        let f = out.last();
+        let x = inputs[0].as_slice::<T>()?;
+        let mut y = vec![T::ZERO; out.numel()];
+        host::par_rows(&mut y, f, |row, y| {
+            let (gate, up) = x[2 * row * f..][..2 * f].split_at(f);
+            for ((y, &g), &u) in y.iter_mut().zip(gate).zip(up) {
+                *y = g * g.sigmoid() * u;
+            }
+        });
+        Ok((Tensor::from_vec(y, out.clone())?, SwigluSaved { gate_up: inputs[0].clone() }))
+    }
+
+    fn host_backward<T: Float>(&self, saved: SwigluSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let f = dy.shape().last();
+        let (x, dys) = (saved.gate_up.as_slice::<T>()?, dy.as_slice::<T>()?);
+        let mut dx = vec![T::ZERO; x.len()];
+        host::par_rows(&mut dx, 2 * f, |row, dx| {
+            let (gate, up) = x[2 * row * f..][..2 * f].split_at(f);
+            let (dgate, dup) = dx.split_at_mut(f);
+            let dy = &dys[row * f..][..f];
+            for ((((dg, du), &g), &u), &d) in dgate.iter_mut().zip(dup).zip(gate).zip(up).zip(dy) {
+                let s = g.sigmoid();
+                *dg = d * u * s * (T::ONE + g * (T::ONE - s));
+                *du = d * g * s;
+            }
+        });
+        grads.add(0, Tensor::from_vec(dx, saved.gate_up.shape().clone())?)
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let case = |shape: &'static [usize]| Case::normal(format!("{shape:?}"), &[shape], |v| swiglu(&v[0]));
+    vec![case(&[2]), case(&[3, 62]), case(&[2, 3, 66]), case(&[5, 1000]), case(&[0, 4])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shape_rule() {
+        assert_eq!(Swiglu.out_shape(&[&[3, 8].into()]).unwrap().dims(), &[3, 4]);
+        let message = Swiglu.out_shape(&[&[3, 7].into()]).unwrap_err().to_string();
+        assert_eq!(message, "swiglu: gate_up has shape [3, 7], expected [.., 2F]: an even last axis");
+        assert!(Swiglu.out_shape(&[&[].into()]).is_err());
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("swiglu").unwrap();
+    }
 }

@@ -1,0 +1,91 @@
+//! Elementwise quotient, as IEEE 754 defines it (a zero divisor gives an infinity or NaN).
+//!
+//! - **Computes** `y = a / b`.
+//! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or 1).
+//! - **Dtypes** both of one float type.
+//! - **Backward** `da = dy / b`, `db = -dy * a / b^2`; each summed over the axes along which its input was broadcast.
+//! - **Saves** `a` and `b` (shared).
+//! - **Errors** `ShapeError` if the shapes do not broadcast.
+//! - **Source** PyTorch `torch.div`.
+
+use rb_tensor::{Shape, Tensor, rules};
+
+use super::shared::broadcast;
+use crate::testing::{Case, Fill};
+use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// `a / b`, with broadcasting.
+pub fn div<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
+    apply(Div, &[a, b])
+}
+
+struct Div;
+
+saved!(
+    struct DivSaved { a, b }
+);
+
+impl Op for Div {
+    const NAME: &'static str = "div";
+    type Saved = DivSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        Ok(rules::broadcast(Self::NAME, inputs[0], inputs[1])?)
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, DivSaved)> {
+        let y = broadcast::map2::<T>(&inputs[0], &inputs[1], out, |a, b| a / b)?;
+        Ok((y, DivSaved { a: inputs[0].clone(), b: inputs[1].clone() }))
+    }
+
+    fn host_backward<T: Float>(&self, saved: DivSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let (a, b) = (&saved.a, &saved.b);
+        let da = broadcast::map2::<T>(&dy, b, dy.shape(), |d, b| d / b)?;
+        if grads.wanted(1) {
+            let db = broadcast::map2::<T>(&da, a, dy.shape(), |d, a| -(d * a))?;
+            let db = broadcast::map2::<T>(&db, b, dy.shape(), |d, b| d / b)?;
+            let db = broadcast::sum_to::<T>(db, grads.shape(1))?;
+            grads.add(1, db)?;
+        }
+        if grads.wanted(0) {
+            let da = broadcast::sum_to::<T>(da, grads.shape(0))?;
+            grads.add(0, da)?;
+        }
+        Ok(())
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
+pub fn cases() -> Vec<Case> {
+    let case = |s: [&'static [usize]; 2]| {
+        let fills = [Fill::Normal, Fill::Uniform(0.5, 2.0)];
+        let inputs = s.into_iter().map(Shape::from).zip(fills);
+        Case::new(format!("{s:?}"), inputs, |v| div(&v[0], &v[1]))
+    };
+    broadcast::shapes().into_iter().map(case).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shape_rule() {
+        let rule = |a: &[usize], b: &[usize]| Div.out_shape(&[&a.into(), &b.into()]);
+        assert_eq!(rule(&[2, 1, 3], &[4, 1]).unwrap().dims(), &[2, 4, 3]);
+        let message = rule(&[2, 3], &[4]).unwrap_err().to_string();
+        assert_eq!(message, "div: b has shape [4], expected a shape that broadcasts with a [2, 3]");
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("div").unwrap();
+    }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("div") {
+            crate::golden::check(&case, |v| div(&v[0], &v[1]), 1e-12);
+        }
+    }
+}
