@@ -1,1 +1,24 @@
-//! rb-verify
+//! Checks that make silent failures loud: run by every training run, by `rb verify` and by
+//! `cargo xtask verify`.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `report.rs` | one check's result, and a list of them |
+//! | `arbiter.rs` | every trainable parameter gets a finite, non-zero gradient and moves in one step |
+//! | `model.rs` | causality, position sensitivity, initial loss, overfitting one batch |
+//! | `suite.rs` | all checks over all model variants |
+//! | `gates.rs` | runs that must be refused are refused |
+
+mod arbiter;
+mod error;
+mod gates;
+mod model;
+mod report;
+mod suite;
+
+pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
+pub use error::{Result, VerifyError};
+pub use gates::loss_gates;
+pub use model::{causality, initial_loss, overfit, position_sensitivity};
+pub use report::{Check, Report};
+pub use suite::{check_before_training, verify_config, verify_operations, verify_variants};

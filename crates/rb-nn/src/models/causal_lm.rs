@@ -3,7 +3,7 @@
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
 use rb_autograd::ops::rope::RopeTable;
-use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_tensor::{ShapeError, Tensor};
 
 use crate::{AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Result, RmsNorm, rope_table};
@@ -90,16 +90,31 @@ impl CausalLm {
     /// Scores `[B, T, padded vocabulary]`; columns from `vocab_size` on mean nothing.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, input: &ModelInput) -> Result<Var<'t>> {
         let hidden = self.hidden(tape, input)?;
-        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).logits(tape, &hidden)
+        self.head().logits(tape, &hidden)
     }
 
-    /// Scores `[B, T, vocab_size]` without padding, for reading.
-    pub fn logits(&self, tape: &Tape<'_>, input: &ModelInput) -> Result<Tensor> {
-        // A fresh tape of the same store: scores for reading carry no history.
-        let tape = Tape::inference(tape.params());
-        let padded = self.forward(&tape, input)?;
-        let axis = padded.shape().rank() as isize - 1;
-        Ok(ops::slice(&padded, axis, 0, self.config.vocab_size)?.detach())
+    /// Scores `[B, T, vocab_size]` without padding or history, for reading.
+    pub fn logits(&self, params: &ParamStore, input: &ModelInput) -> Result<Tensor> {
+        let tape = Tape::inference(params);
+        let hidden = self.hidden(&tape, input)?;
+        self.read_scores(&tape, &hidden)
+    }
+
+    /// Scores `[B, 1, vocab_size]` of the token after the last one: what generation needs.
+    pub fn next_token_logits(&self, params: &ParamStore, input: &ModelInput) -> Result<Tensor> {
+        let tape = Tape::inference(params);
+        let hidden = self.hidden(&tape, input)?;
+        let last = ops::slice(&hidden, 1, hidden.shape()[1] - 1, 1)?;
+        self.read_scores(&tape, &last)
+    }
+
+    fn read_scores<'t>(&self, tape: &'t Tape<'t>, hidden: &Var<'t>) -> Result<Tensor> {
+        let padded = self.head().logits(tape, hidden)?;
+        Ok(ops::slice(&padded, -1, 0, self.config.vocab_size)?.detach())
+    }
+
+    fn head(&self) -> &Embedding {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 
     /// Cross entropy against `labels [B, T]` (i32, already shifted; -100 is ignored), as a scalar.

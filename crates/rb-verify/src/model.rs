@@ -1,0 +1,114 @@
+//! Checks of a whole decoder.
+
+use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
+use rb_autograd::{GradStore, ParamStore, Tape};
+use rb_nn::{CausalLm, ModelInput};
+use rb_optim::{AdamW, AdamWConfig, Optimizer, clip_coefficient};
+use rb_tensor::{Rng, Tensor};
+
+use crate::{Check, Result};
+
+/// Random ids `[rows, len]` and labels of the same shape.
+pub(crate) fn random_batch(model: &CausalLm, rows: usize, seed: u64) -> Result<(Tensor, Tensor)> {
+    let config = model.config();
+    let len = config.max_position_embeddings.min(24);
+    let mut rng = Rng::new(seed).fork("verify batch");
+    let mut ids = || -> Result<Tensor> {
+        let values = (0..rows * len).map(|_| rng.below(config.vocab_size as u64) as i32).collect();
+        Ok(Tensor::from_vec::<i32>(values, [rows, len])?)
+    };
+    Ok((ids()?, ids()?))
+}
+
+/// Mean loss and gradients of a batch.
+pub(crate) fn backward(model: &CausalLm, params: &ParamStore, grads: &mut GradStore, batch: &(Tensor, Tensor)) -> Result<f64> {
+    let tape = Tape::new(params);
+    let loss = model.loss(&tape, &ModelInput::causal(batch.0.clone()), &batch.1, &CrossEntropyOptions::default())?;
+    let value = loss.detach().item()?;
+    tape.backward(&loss, grads)?;
+    Ok(value)
+}
+
+/// A new model predicts nothing yet: its loss on random labels is close to that of even odds, `ln(vocab)`.
+pub fn initial_loss(model: &CausalLm, loss: f64) -> Check {
+    let even = (model.config().vocab_size as f64).ln();
+    let limit = 0.1 * even + 0.1;
+    let detail = format!("initial loss {loss:.3}, ln(vocab) {even:.3}");
+    let hint = if (loss - even).abs() <= limit { "" } else { "; expected within a tenth: check initializer_range" };
+    Check::new("initial loss", (loss - even).abs() <= limit, format!("{detail}{hint}"))
+}
+
+/// Another last token must not change the scores before it.
+pub fn causality(model: &CausalLm, params: &ParamStore, ids: &Tensor) -> Result<Check> {
+    let len = ids.shape()[1];
+    let change = len - 1;
+    let other = changed(ids, change, model.config().vocab_size)?;
+    let (a, b) = (scores(model, params, ids)?, scores(model, params, &other)?);
+    let width = model.config().vocab_size;
+    let worst = difference(&a[..change * width], &b[..change * width]);
+    // The same rows go through the same arithmetic; only the blocking of products may differ.
+    let limit = 1e-5 * a.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+    let detail = match len {
+        1 => "a model of one position has no future".to_string(),
+        _ => format!("a changed future changes the past by {worst:.0e}"),
+    };
+    Ok(Check::new("causality", worst <= limit, detail))
+}
+
+/// Positions must matter: the same tokens at stretched positions must score differently.
+///
+/// Swapping two tokens would not do: behind a causal mask, a model without any position code still tells
+/// their order from the lengths of their pasts.
+pub fn position_sensitivity(model: &CausalLm, params: &ParamStore, ids: &Tensor) -> Result<Check> {
+    let (len, width) = (ids.shape()[1], model.config().vocab_size);
+    if len < 2 {
+        return Ok(Check::new("position sensitivity", true, "a model of one position has no order to see"));
+    }
+    let mut input = ModelInput::causal(ids.narrow(0, 1)?);
+    let mut at = |stretch: i32| -> Result<Vec<f32>> {
+        let positions = (0..len as i32).map(|t| t * stretch).collect();
+        input.position_ids = Some(Tensor::from_vec(positions, [1, len])?);
+        Ok(model.logits(params, &input)?.to_dtype(rb_tensor::DType::F32).to_vec()?)
+    };
+    let (plain, stretched) = (at(1)?, at(3)?);
+    let last = (len - 1) * width..len * width;
+    let change = difference(&plain[last.clone()], &stretched[last.clone()]);
+    let scale = plain[last].iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+    // Without a position code the arithmetic is the same and the change is exactly 0.
+    let detail = format!("stretched positions change the score by {change:.0e} of {scale:.0e}");
+    Ok(Check::new("position sensitivity", change > 1e-7 * scale, detail))
+}
+
+/// A model that learns can memorise one batch: its loss must fall below a tenth of where it began.
+pub fn overfit(model: &CausalLm, params: &mut ParamStore, steps: usize, seed: u64) -> Result<Check> {
+    let batch = random_batch(model, 1, seed)?;
+    let mut grads = GradStore::new(params)?;
+    let mut adam = AdamW::new(AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() }, params)?;
+    let (mut first, mut last) = (f64::NAN, f64::NAN);
+    for step in 0..steps {
+        last = backward(model, params, &mut grads, &batch)?;
+        if step == 0 {
+            first = last;
+        }
+        let scale = clip_coefficient(grads.global_norm()?, 1.0);
+        adam.step(params, &mut grads, 1e-2, scale)?;
+    }
+    let passed = last.is_finite() && (last < 0.1 * first || first < 1e-6);
+    Ok(Check::new("overfits one batch", passed, format!("loss {first:.3} -> {last:.4} in {steps} steps")))
+}
+
+fn scores(model: &CausalLm, params: &ParamStore, ids: &Tensor) -> Result<Vec<f32>> {
+    let logits = model.logits(params, &ModelInput::causal(ids.narrow(0, 1)?))?;
+    Ok(logits.to_dtype(rb_tensor::DType::F32).to_vec()?)
+}
+
+fn changed(ids: &Tensor, at: usize, vocab_size: usize) -> Result<Tensor> {
+    let mut values = ids.to_vec::<i32>()?;
+    values[at] = (values[at] + 1) % vocab_size as i32;
+    Ok(Tensor::from_vec(values, ids.shape().clone())?)
+}
+
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    // NaN compares as larger than any limit.
+    a.iter().zip(b).fold(0.0, |m, (a, b)| if (a - b).abs() > m || (a - b).is_nan() { (a - b).abs() } else { m })
+}
