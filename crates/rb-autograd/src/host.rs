@@ -34,6 +34,27 @@ pub fn par_row_groups<T: Float>(y: &mut [T], row_len: usize, work: usize, f: imp
     });
 }
 
+/// As [`par_row_groups`], for equally long rows of two buffers at once.
+pub fn par_row_pairs<A: Send, B: Send>(
+    a: &mut [A],
+    b: &mut [B],
+    row_len: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+) {
+    debug_assert_eq!(a.len(), b.len());
+    if a.is_empty() || row_len == 0 {
+        return;
+    }
+    let rows = (TASK_ELEMENTS / work.max(1)).max(1);
+    let tasks = a.par_chunks_mut(rows * row_len).zip(b.par_chunks_mut(rows * row_len));
+    tasks.enumerate().for_each(|(task, (a, b))| {
+        for (i, (a, b)) in a.chunks_mut(row_len).zip(b.chunks_mut(row_len)).enumerate() {
+            f(task * rows + i, a, b);
+        }
+    });
+}
+
 /// `f(x)` of each element, in parallel.
 pub fn par_map<T: Float>(x: &[T], f: impl Fn(T) -> T + Sync) -> Vec<T> {
     let mut y = vec![T::ZERO; x.len()];
@@ -91,6 +112,32 @@ pub fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     let tail: T = a_tail.iter().zip(b_tail).map(|(&a, &b)| a * b).sum();
     let [a0, a1, a2, a3, a4, a5, a6, a7] = acc;
     ((a0 + a4) + (a2 + a6)) + ((a1 + a5) + (a3 + a7)) + tail
+}
+
+/// Sum in sixteen interleaved partial sums: vectorises, and rounds less than one running sum.
+pub fn sum<T: Float>(x: &[T]) -> T {
+    const LANES: usize = 16;
+    let mut acc = [T::ZERO; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            acc[lane] += chunk[lane];
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            acc[lane] = acc[lane] + acc[lane + half];
+        }
+        half /= 2;
+    }
+    acc[0] + tail.iter().copied().sum::<T>()
+}
+
+/// As [`sum`], over fixed chunks in parallel, added in order.
+pub fn par_sum<T: Float>(x: &[T]) -> T {
+    let partial: Vec<T> = x.par_chunks(TASK_ELEMENTS).map(sum).collect();
+    sum(&partial)
 }
 
 /// Sums of squares in f64 over fixed chunks, added in order: the same bits on any number of threads.

@@ -1,1 +1,75 @@
-fn main() {}
+//! `rb`: trains, samples and checks language models.
+
+mod cli;
+mod doctor;
+mod generate;
+mod tokenizer;
+mod train;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    // Errors found by the argument parser leave with code 2, help and version with 0.
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    if let Err(message) = check_processor() {
+        eprintln!("error: {message}");
+        return ExitCode::FAILURE;
+    }
+    if let Some(threads) = cli.threads
+        && let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
+    {
+        eprintln!("error: --threads {threads}: {error}");
+        return ExitCode::FAILURE;
+    }
+    let result = match cli.command {
+        Command::Train(args) => train::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Doctor => doctor::run(),
+        Command::Verify(args) => verify::run(&args),
+        Command::Completions { shell } => cli::completions(shell),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Why a command ended badly: the message for the user, and 1 failed, 2 bad usage or config, 3 refused.
+pub(crate) struct Failure {
+    pub(crate) message: String,
+    pub(crate) code: u8,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), code }
+    }
+}
+
+impl From<rb_train::TrainError> for Failure {
+    fn from(error: rb_train::TrainError) -> Self {
+        Failure::new(error.exit_code(), error.to_string())
+    }
+}
+
+/// The release is compiled for AVX2 and FMA; an older processor would stop with an illegal instruction.
+fn check_processor() -> Result<(), String> {
+    #[cfg(target_arch = "x86_64")]
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+        return Err("this program needs a processor with AVX2 and FMA (2013 or later); build it for yours by \
+                    removing target-cpu from .cargo/config.toml"
+            .into());
+    }
+    Ok(())
+}

@@ -96,8 +96,7 @@ fn write_all(dir: &Path, contents: &Contents<'_>) -> Result<()> {
         &serde_json::json!({ "bos_token_id": eos, "eos_token_id": eos, "do_sample": true }),
     )?;
     rb_nn::weights::save_hf(contents.params, &dir.join("model.safetensors"))?;
-    contents.tokenizer.save(dir.join("tokenizer.json"))?;
-    contents.tokenizer.save_hf_configs(dir, config.max_position_embeddings)?;
+    contents.tokenizer.save_folder(dir, Some(config.max_position_embeddings))?;
     let tensors = contents.optimizer.state()?;
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     rb_tensor::io::write_safetensors(&trainer.join("optimizer.safetensors"), named)?;

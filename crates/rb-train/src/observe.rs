@@ -32,6 +32,8 @@ mod tensorboard;
 mod testing;
 
 pub use error::ObserveError;
+pub(crate) use file::replace_atomically;
+pub(crate) use human::grouped;
 pub use memory::resident_bytes;
 pub use metrics::{MetricsWriter, read};
 pub use progress::{Progress, eval_line, train_line};

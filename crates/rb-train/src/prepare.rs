@@ -69,7 +69,7 @@ pub fn open(run: &RunDir) -> Result<Data> {
 
 fn plan(config: &Config, corpus: &Corpus) -> Result<SplitPlan> {
     let split = SplitConfig { val_fraction: config.data.validation_fraction, ..SplitConfig::default() };
-    Ok(SplitPlan::new(split, corpus.documents())?)
+    Ok(SplitPlan::new(corpus.documents(), split)?)
 }
 
 /// Trains on the training side only: held-out text must not shape the vocabulary it is judged with.
@@ -80,7 +80,7 @@ fn train_tokenizer(config: &Config, corpus: &Corpus, plan: &SplitPlan, say: &mut
         ..TokenizerConfig::default()
     };
     let texts = corpus.documents().map(|d| d.map(|d| plan.split(&d.text).0.to_string()));
-    let tokenizer = Tokenizer::train(texts, &settings)?;
+    let (tokenizer, _) = Tokenizer::train(texts, &settings)?;
     let reached = tokenizer.vocab_size();
     say(&format!("tokenizer: {reached} entries trained"));
     if reached < settings.vocab_size {

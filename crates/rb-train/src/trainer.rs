@@ -216,7 +216,8 @@ impl Trainer {
                 }
             }
             let last = self.step == total;
-            let every = |steps: u64| steps != 0 && self.step.is_multiple_of(steps);
+            let step = self.step;
+            let every = |steps: u64| steps != 0 && step.is_multiple_of(steps);
             if every(self.config.train.eval_steps) || (last && self.config.train.eval_steps != 0) {
                 eval_loss = self.evaluate()?.or(eval_loss);
             }
@@ -306,7 +307,7 @@ impl Trainer {
                 self.observer.event(bad, EventKind::Stop, what.clone())?;
                 let saved = match self.step {
                     0 => "no step was good, so there is no state to save".to_string(),
-                    _ => format!("the state after step {} is in {}", self.step, self.save()?.display()),
+                    good => format!("the state after step {good} is in {}", self.save()?.display()),
                 };
                 self.observer.finish(self.step)?;
                 Err(TrainError::Gate {
@@ -364,10 +365,10 @@ impl Trainer {
     }
 
     /// Writes text generated from the weights into the run directory and the report.
-    pub fn add_sample(&mut self, text: &str) -> Result<()> {
+    pub fn add_sample(&mut self, prompt: &str, text: &str) -> Result<()> {
         let path = self.run.path().join("sample.txt");
         crate::fs::write_atomic(&path, text.as_bytes())?;
-        self.observer.set_sample(text);
+        self.observer.set_sample(prompt, text);
         self.observer.write_report(self.step)
     }
 }

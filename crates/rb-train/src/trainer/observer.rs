@@ -30,7 +30,7 @@ pub(super) struct Observer {
     tensorboard: TensorBoardWriter,
     progress: Progress,
     flops_per_token: f64,
-    sample: Option<String>,
+    samples: Vec<(String, String)>,
     /// Start of the step that is timed now; moved forward by pauses.
     started: Instant,
 }
@@ -67,7 +67,7 @@ impl Observer {
             tensorboard,
             progress: Progress::new(config.train.max_steps, done, config.train.logging_steps),
             flops_per_token: rb_nn::flops_per_token(&config.model, config.train.seq_len),
-            sample: None,
+            samples: Vec::new(),
             started: Instant::now(),
         })
     }
@@ -140,8 +140,8 @@ impl Observer {
         Ok(self.metrics.sync()?)
     }
 
-    pub(super) fn set_sample(&mut self, text: &str) {
-        self.sample = Some(text.to_string());
+    pub(super) fn set_sample(&mut self, prompt: &str, text: &str) {
+        self.samples = vec![(prompt.to_string(), text.to_string())];
     }
 
     pub(super) fn finish(&mut self, step: u64) -> Result<()> {
@@ -156,7 +156,7 @@ impl Observer {
             title: &self.title,
             config_text: &self.config_text,
             summary: &summary,
-            sample: self.sample.as_deref(),
+            samples: &self.samples,
         };
         report.write(&self.run)?;
         Ok(())

@@ -1,0 +1,90 @@
+//! Elementwise logistic function.
+//!
+//! - **Computes** `y = 1 / (1 + e^-x)`: 0 and 1 at the infinities.
+//! - **Shapes** `x [..]` -> `y [..]`.
+//! - **Dtypes** any float type.
+//! - **Backward** `dx = dy * y * (1 - y)`: 0 at the infinities.
+//! - **Saves** `y` (shared).
+//! - **Errors** none of its own: every shape is good.
+//! - **Source** PyTorch `torch.sigmoid`.
+
+use rb_tensor::{Shape, Tensor};
+
+use super::shared::elementwise;
+use crate::testing::{Case, Fill};
+use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// `1 / (1 + e^-x)`.
+pub fn sigmoid<'t>(x: &Var<'t>) -> Result<Var<'t>> {
+    apply(Sigmoid, &[x])
+}
+
+struct Sigmoid;
+
+saved!(
+    struct SigmoidSaved { y }
+);
+
+impl Op for Sigmoid {
+    const NAME: &'static str = "sigmoid";
+    type Saved = SigmoidSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        Ok(inputs[0].clone())
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, SigmoidSaved)> {
+        let y = elementwise::map::<T>(&inputs[0], T::sigmoid)?;
+        Ok((y.clone(), SigmoidSaved { y }))
+    }
+
+    fn host_backward<T: Float>(&self, saved: SigmoidSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * y * (T::ONE - y))?;
+        grads.add(0, dx)
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
+pub fn cases() -> Vec<Case> {
+    elementwise::cases(Fill::Normal, sigmoid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rb_tensor::DType;
+
+    use crate::ops::shared::elementwise::checks;
+
+    #[test]
+    fn shape_rule() {
+        for shape in [&[][..], &[3, 0], &[2, 3]] {
+            assert_eq!(Sigmoid.out_shape(&[&shape.into()]).unwrap().dims(), shape);
+        }
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("sigmoid").unwrap();
+    }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("sigmoid") {
+            crate::golden::check(&case, |v| sigmoid(&v[0]), 1e-12);
+        }
+    }
+
+    #[test]
+    fn extremes() {
+        checks::extremes(sigmoid);
+    }
+
+    #[test]
+    fn infinities() {
+        for dtype in [DType::F32, DType::F64] {
+            let (y, dx) = checks::derivative(sigmoid, &[f64::NEG_INFINITY, f64::INFINITY], dtype);
+            assert_eq!((y, dx), (vec![0.0, 1.0], vec![0.0, 0.0]), "{dtype}");
+        }
+    }
+}

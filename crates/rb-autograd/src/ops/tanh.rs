@@ -1,0 +1,90 @@
+//! Elementwise hyperbolic tangent.
+//!
+//! - **Computes** `y = tanh(x)`.
+//! - **Shapes** `x [..]` -> `y [..]`.
+//! - **Dtypes** any float type.
+//! - **Backward** `dx = dy * (1 - y^2)`.
+//! - **Saves** `y` (shared).
+//! - **Errors** none of its own: every shape is good.
+//! - **Source** PyTorch `torch.tanh`.
+
+use rb_tensor::{Shape, Tensor};
+
+use super::shared::elementwise;
+use crate::testing::{Case, Fill};
+use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+
+/// The hyperbolic tangent of `x`.
+pub fn tanh<'t>(x: &Var<'t>) -> Result<Var<'t>> {
+    apply(Tanh, &[x])
+}
+
+struct Tanh;
+
+saved!(
+    struct TanhSaved { y }
+);
+
+impl Op for Tanh {
+    const NAME: &'static str = "tanh";
+    type Saved = TanhSaved;
+
+    fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+        Ok(inputs[0].clone())
+    }
+
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, TanhSaved)> {
+        let y = elementwise::map::<T>(&inputs[0], T::tanh)?;
+        Ok((y.clone(), TanhSaved { y }))
+    }
+
+    fn host_backward<T: Float>(&self, saved: TanhSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * (T::ONE - y * y))?;
+        grads.add(0, dx)
+    }
+}
+
+/// Cases for gradient checks and device comparisons.
+pub fn cases() -> Vec<Case> {
+    elementwise::cases(Fill::Normal, tanh)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rb_tensor::DType;
+
+    use crate::ops::shared::elementwise::checks;
+
+    #[test]
+    fn shape_rule() {
+        for shape in [&[][..], &[3, 0], &[2, 3]] {
+            assert_eq!(Tanh.out_shape(&[&shape.into()]).unwrap().dims(), shape);
+        }
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("tanh").unwrap();
+    }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("tanh") {
+            crate::golden::check(&case, |v| tanh(&v[0]), 1e-12);
+        }
+    }
+
+    #[test]
+    fn extremes() {
+        checks::extremes(tanh);
+    }
+
+    #[test]
+    fn infinities() {
+        for dtype in [DType::F32, DType::F64] {
+            let (y, dx) = checks::derivative(tanh, &[f64::NEG_INFINITY, f64::INFINITY], dtype);
+            assert_eq!((y, dx), (vec![-1.0, 1.0], vec![0.0, 0.0]), "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use rb_train::Override;
+
+use crate::Failure;
+
+/// Pretrains decoder-only language models.
+#[derive(Parser)]
+#[command(name = "rb", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Threads of the CPU path; all cores if left out.
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Train a model from a config file, or continue a run
+    #[command(after_help = "Examples:\n  rb train examples/quickstart.toml\n  \
+        rb train examples/quickstart.toml --data my_text.txt --set train.max_steps=500\n  \
+        rb train --resume runs/quickstart")]
+    Train(TrainArgs),
+    /// Write text with a trained model
+    #[command(after_help = "Example:\n  rb generate runs/quickstart --prompt \"Once upon a time\"")]
+    Generate(GenerateArgs),
+    /// Train a tokenizer
+    Tokenizer {
+        #[command(subcommand)]
+        command: TokenizerCommand,
+    },
+    /// Show what this machine offers
+    #[command(after_help = "Example:\n  rb doctor")]
+    Doctor,
+    /// Check gradients, models and refusals
+    #[command(after_help = "Examples:\n  rb verify --all\n  rb verify --config examples/quickstart.toml\n  \
+        rb verify --loss-gates")]
+    Verify(VerifyArgs),
+    /// Print shell completions
+    #[command(after_help = "Example:\n  rb completions bash > /etc/bash_completion.d/rb")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct TrainArgs {
+    /// Config file (TOML).
+    #[arg(required_unless_present = "resume", conflicts_with = "resume")]
+    pub(crate) config: Option<PathBuf>,
+    /// Run directory to continue from its newest whole checkpoint.
+    #[arg(long, value_name = "RUN")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Text to train on instead of the config's: a .txt or .jsonl file, or a folder. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Vec<PathBuf>,
+    /// Run directory to create.
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    pub(crate) out: Option<PathBuf>,
+    /// Override of a config key, for example train.max_steps=100. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<Override>,
+}
+
+#[derive(Args)]
+pub(crate) struct GenerateArgs {
+    /// Run directory, or a checkpoint folder.
+    pub(crate) model: PathBuf,
+    /// Beginning of the text; empty starts a new document.
+    #[arg(long, default_value = "")]
+    pub(crate) prompt: String,
+    /// Tokens at most.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_new_tokens: usize,
+    /// Randomness; 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.8)]
+    pub(crate) temperature: f64,
+    /// Draw only from so many likeliest tokens; 0 is all.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Draw only from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 0.95)]
+    pub(crate) top_p: f64,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum TokenizerCommand {
+    /// Train a byte-level BPE tokenizer and write tokenizer.json
+    #[command(after_help = "Example:\n  rb tokenizer train my_text/ --vocab-size 16000 --out tokenizer.json")]
+    Train(TokenizerArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct TokenizerArgs {
+    /// .txt and .jsonl files, and folders of them.
+    #[arg(required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Entries, the 256 bytes and special tokens included.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) vocab_size: usize,
+    /// How text is cut before merges.
+    #[arg(long, value_enum, default_value_t = SplitterArg::Rb)]
+    pub(crate) splitter: SplitterArg,
+    /// File to write.
+    #[arg(long, default_value = "tokenizer.json")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum SplitterArg {
+    /// Letters stay with their marks, joiners stay inside words.
+    Rb,
+    /// GPT-2's pattern, which cuts words at every combining mark.
+    Gpt2,
+}
+
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    /// Check every operation, every model variant and every refusal.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Check the model of this config file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Check that faulty models and steps are refused.
+    #[arg(long)]
+    pub(crate) loss_gates: bool,
+    /// Also write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Seed of weights and batches.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    clap_complete::generate(shell, &mut Cli::command(), "rb", &mut std::io::stdout());
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! `rb train`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rb_infer::SampleOptions;
+use rb_train::{Override, Trainer};
+
+use crate::Failure;
+use crate::cli::TrainArgs;
+
+pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
+    let stop = stop_on_signal()?;
+    let mut overrides = args.overrides.clone();
+    if !args.data.is_empty() {
+        overrides.push(Override::new("data.paths", strings(&args.data)?));
+    }
+    if let Some(out) = &args.out {
+        overrides.push(Override::new("run.out", strings(std::slice::from_ref(out))?.remove(0)));
+    }
+    let mut trainer = match (&args.config, &args.resume) {
+        (_, Some(run)) => Trainer::resume(run, &overrides)?,
+        (Some(config), None) => Trainer::create(config, &overrides)?,
+        // The parser asks for one of the two.
+        (None, None) => return Err(Failure::new(2, "give a config file, or --resume RUN")),
+    };
+    trainer.check_model()?;
+    let outcome = trainer.run(&stop)?;
+    let run = trainer.run_path().display().to_string();
+    if outcome.interrupted {
+        println!("stopped after step {}; continue with: rb train --resume {run}", outcome.step);
+        return Ok(());
+    }
+    sample(&mut trainer)?;
+    println!("report: {run}/report.html");
+    println!("model: {run}/checkpoints/latest");
+    Ok(())
+}
+
+fn sample(trainer: &mut Trainer) -> Result<(), Failure> {
+    let train = &trainer.config().train;
+    let (prompt, max_new_tokens) = (train.sample_prompt.clone(), train.sample_tokens);
+    if prompt.is_empty() || max_new_tokens == 0 {
+        return Ok(());
+    }
+    let options = SampleOptions { max_new_tokens, ..SampleOptions::default() };
+    let (model, params, tokenizer) = trainer.parts();
+    let mut text = prompt.clone();
+    rb_infer::generate(model, params, tokenizer, &prompt, &options, |piece| text.push_str(piece))
+        .map_err(|e| Failure::new(1, format!("sample: {e}")))?;
+    println!("sample:\n{text}");
+    trainer.add_sample(&prompt, &text)?;
+    Ok(())
+}
+
+fn strings(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
+    let text = |p: &PathBuf| p.to_str().map(str::to_string);
+    paths.iter().map(text).collect::<Option<_>>().ok_or_else(|| Failure::new(2, "a path is not valid Unicode"))
+}
+
+/// The first signal asks the loop to finish its step and save; the second ends the process.
+fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let handler = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("stopping after this step; press again to stop at once");
+    };
+    ctrlc::set_handler(handler).map_err(|e| Failure::new(1, format!("cannot watch for Ctrl-C: {e}")))?;
+    Ok(stop)
+}
