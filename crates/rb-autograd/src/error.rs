@@ -71,7 +71,9 @@ pub enum AutogradError {
         input: usize,
     },
     /// A checked tape met a value that is not finite.
-    #[error("output {index} of {op} {shape} is not finite (operation {number} of the step, after reading {param})")]
+    #[error(
+        "output {index} of {op} {shape} is not finite (operation {number} of the step, after reading {param})"
+    )]
     NonFinite {
         /// Operation.
         op: &'static str,

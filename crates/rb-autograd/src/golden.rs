@@ -26,7 +26,9 @@ impl GoldenCase {
 
     /// A number among the attributes.
     pub(crate) fn number(&self, name: &str) -> f64 {
-        self.attrs[name].as_f64().unwrap_or_else(|| panic!("{} has no attribute {name}: {}", self.name, self.attrs))
+        self.attrs[name]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{} has no attribute {name}: {}", self.name, self.attrs))
     }
 }
 
@@ -42,7 +44,8 @@ pub(crate) fn load(op: &str) -> Vec<GoldenCase> {
         cases.entry(case.to_string()).or_default().insert(tensor_name.to_string(), tensor);
     }
     assert!(!cases.is_empty(), "{} holds no cases", path.display());
-    let attrs = |case: &str| metadata.get(case).map_or(Value::Null, |text| serde_json::from_str(text).unwrap());
+    let attrs =
+        |case: &str| metadata.get(case).map_or(Value::Null, |text| serde_json::from_str(text).unwrap());
     cases.into_iter().map(|(name, tensors)| GoldenCase { attrs: attrs(&name), name, tensors }).collect()
 }
 
@@ -60,14 +63,11 @@ pub(crate) fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f
 
 /// Runs `op` on the case's inputs in f64, and its backward with the stored `dy`; compares `out` and every
 /// `din`. An input without a recorded `din` is a constant.
-pub(crate) fn check(
-    case: &GoldenCase,
-    op: impl for<'t> Fn(&[Var<'t>]) -> Result<Var<'t>>,
-    tolerance: f64,
-) {
+pub(crate) fn check(case: &GoldenCase, op: impl for<'t> Fn(&[Var<'t>]) -> Result<Var<'t>>, tolerance: f64) {
     let params = ParamStore::empty();
     let tape = Tape::new(&params);
-    let names: Vec<String> = (0..).map(|i| format!("in{i}")).take_while(|n| case.tensors.contains_key(n)).collect();
+    let names: Vec<String> =
+        (0..).map(|i| format!("in{i}")).take_while(|n| case.tensors.contains_key(n)).collect();
     assert!(!names.is_empty(), "{} has no inputs", case.name);
     let vars: Vec<Var<'_>> = names
         .iter()

@@ -22,7 +22,12 @@ pub fn par_rows<T: Float>(y: &mut [T], row_len: usize, f: impl Fn(usize, &mut [T
 }
 
 /// As [`par_rows`], where a row of `y` stands for `work` elements of something larger.
-pub fn par_row_groups<T: Float>(y: &mut [T], row_len: usize, work: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+pub fn par_row_groups<T: Float>(
+    y: &mut [T],
+    row_len: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) {
     if y.is_empty() || row_len == 0 {
         return;
     }

@@ -12,6 +12,9 @@ use crate::{AutogradError, Beta, Float, GradStore, Result};
 pub trait Op: Sized + Send + Sync + 'static {
     /// Name in errors, profiles and the registry.
     const NAME: &'static str;
+    /// Whether the host code does not read elements by its type parameter (a cast), so that it runs for
+    /// every element type; `T` is then `f32` for types that are not [`Float`].
+    const ANY_DTYPE: bool = false;
     /// What forward keeps for backward.
     type Saved: Saved;
 
@@ -111,6 +114,7 @@ fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::
     match (inputs[0].device(), inputs[0].dtype()) {
         (Device::Cpu, DType::F32) => op.host_forward::<f32>(inputs, out),
         (Device::Cpu, DType::F64) => op.host_forward::<f64>(inputs, out),
+        (Device::Cpu, _) if O::ANY_DTYPE => op.host_forward::<f32>(inputs, out),
         (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
     }
 }
@@ -119,6 +123,7 @@ fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>
     match (dy.device(), dy.dtype()) {
         (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
         (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
+        (Device::Cpu, _) if O::ANY_DTYPE => op.host_backward::<f32>(saved, dy, grads),
         (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
     }
 }
@@ -136,6 +141,11 @@ fn add(a: Tensor, b: &Tensor) -> Result<Tensor> {
     match (a.device(), a.dtype()) {
         (Device::Cpu, DType::F32) => typed::<f32>(a, b),
         (Device::Cpu, DType::F64) => typed::<f64>(a, b),
+        // A bf16 value with several readers: the sum is rounded once.
+        (Device::Cpu, DType::BF16) => {
+            let sum = typed::<f32>(a.to_dtype(DType::F32), &b.to_dtype(DType::F32))?;
+            Ok(sum.to_dtype(DType::BF16))
+        }
         (device, dtype) => Err(AutogradError::Unsupported { op: "accumulate", dtype, device }),
     }
 }

@@ -29,7 +29,10 @@ pub(crate) fn run() -> Result<(), Failure> {
     for found in rb_cuda::discover() {
         match found.path {
             Some(path) => println!("  {:9}found: {}", found.component.name, path.display()),
-            None => println!("  {:9}not found ({}); {}", found.component.name, found.component.file_stem, found.component.remedy),
+            None => println!(
+                "  {:9}not found ({}); {}",
+                found.component.name, found.component.file_stem, found.component.remedy
+            ),
         }
     }
     let check = rb_verify::verify_operations();

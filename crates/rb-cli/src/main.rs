@@ -67,9 +67,11 @@ impl From<rb_train::TrainError> for Failure {
 fn check_processor() -> Result<(), String> {
     #[cfg(target_arch = "x86_64")]
     if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
-        return Err("this program needs a processor with AVX2 and FMA (2013 or later); build it for yours by \
+        return Err(
+            "this program needs a processor with AVX2 and FMA (2013 or later); build it for yours by \
                     removing target-cpu from .cargo/config.toml"
-            .into());
+                .into(),
+        );
     }
     Ok(())
 }

@@ -56,7 +56,11 @@ fn sample(trainer: &mut Trainer) -> Result<(), Failure> {
 
 fn strings(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     let text = |p: &PathBuf| p.to_str().map(str::to_string);
-    paths.iter().map(text).collect::<Option<_>>().ok_or_else(|| Failure::new(2, "a path is not valid Unicode"))
+    paths
+        .iter()
+        .map(text)
+        .collect::<Option<_>>()
+        .ok_or_else(|| Failure::new(2, "a path is not valid Unicode"))
 }
 
 /// The first signal asks the loop to finish its step and save; the second ends the process.

@@ -52,7 +52,10 @@ pub fn discover() -> Vec<Found> {
     let folders = folders();
     COMPONENTS
         .iter()
-        .map(|&component| Found { component, path: folders.iter().find_map(|f| library(f, component.file_stem)) })
+        .map(|&component| Found {
+            component,
+            path: folders.iter().find_map(|f| library(f, component.file_stem)),
+        })
         .collect()
 }
 
@@ -94,18 +97,31 @@ fn folders() -> Vec<PathBuf> {
         folders.extend(wheel_folders(&prefix.join("lib")));
     }
     for root in ["/usr/local/cuda", "/opt/cuda"] {
-        folders.extend([PathBuf::from(root).join("lib64"), PathBuf::from(root).join("targets/x86_64-linux/lib")]);
+        folders.extend([
+            PathBuf::from(root).join("lib64"),
+            PathBuf::from(root).join("targets/x86_64-linux/lib"),
+        ]);
     }
-    let system = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"];
+    let system = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib/wsl/lib",
+    ];
     folders.extend(system.map(PathBuf::from));
     folders
 }
 
 /// `lib/python3.*/site-packages/nvidia/*/lib` below a Python environment's `lib`.
 fn wheel_folders(lib: &Path) -> Vec<PathBuf> {
-    let list = |p: &Path| std::fs::read_dir(p).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
+    let list =
+        |p: &Path| std::fs::read_dir(p).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
     let mut folders = Vec::new();
-    for python in list(lib).into_iter().filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"))) {
+    for python in list(lib)
+        .into_iter()
+        .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3")))
+    {
         for package in list(&python.join("site-packages/nvidia")) {
             folders.push(package.join("lib"));
         }

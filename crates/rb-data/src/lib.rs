@@ -10,6 +10,31 @@
 //! | `atomic.rs` | temporary name, fsync, rename |
 //! | `error.rs` | [`DataError`] |
 //!
+//! From text to batches:
+//!
+//! ```
+//! # fn main() -> rb_data::Result<()> {
+//! use std::sync::Arc;
+//! use rb_data::{Loader, LoaderConfig, TokenData, Tokenizer, TokenizerConfig, corpus, token_file};
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let folder = folder.path();
+//! # std::fs::write(folder.join("book.txt"), "It was a dark and stormy night. ".repeat(20)).unwrap();
+//! let corpus = corpus::open(&[folder.join("book.txt")])?;
+//! let config = TokenizerConfig { vocab_size: 280, ..Default::default() };
+//! let (tokenizer, _report) = Tokenizer::train(corpus.documents(), &config)?;
+//! token_file::build(corpus.documents(), &tokenizer, folder.join("train.rbt"))?;
+//!
+//! let data = Arc::new(TokenData::open(folder.join("train.rbt"))?);
+//! let config = LoaderConfig { seq_len: 8, batch_size: 2, ..Default::default() };
+//! let mut loader = Loader::new(data, config)?;
+//! let batch = loader.next_batch();
+//! assert_eq!(batch.input_ids.len(), 2 * 8);
+//! assert_eq!(batch.labels[0], batch.input_ids[1]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Nothing here knows tensors or devices, and nothing here reads the environment.
 
 mod atomic;
@@ -20,9 +45,11 @@ pub mod split;
 pub mod token_file;
 pub mod tokenizer;
 
-pub use corpus::{Corpus, CorpusOptions, CorpusStats, Document};
+pub use corpus::{Corpus, CorpusOptions, CorpusStats, Document, SourceStats};
 pub use error::{DataError, Result};
-pub use loader::{Batch, EvalConfig, EvalIter, IGNORE, Loader, LoaderConfig, LoaderState};
-pub use split::{Side, SplitConfig, SplitPlan};
+pub use loader::{
+    Batch, Coverage, EvalConfig, EvalIter, IGNORE, Loader, LoaderConfig, LoaderFingerprint, LoaderState,
+};
+pub use split::{Side, SplitConfig, SplitMode, SplitPlan};
 pub use token_file::{TokenData, TokenFileReport, TokenFileWriter};
-pub use tokenizer::{DecodeStream, Splitter, Tokenizer, TokenizerConfig};
+pub use tokenizer::{DecodeStream, Normalization, Splitter, Tokenizer, TokenizerConfig, TrainReport};

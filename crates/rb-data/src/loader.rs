@@ -33,6 +33,9 @@ pub const IGNORE: i32 = -100;
 /// No run gets here; beyond it `u64` arithmetic could overflow.
 const MAX_SAMPLES: u64 = 1 << 62;
 
+/// Most processes; keeps sample numbers within 64 bits.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+
 /// How a [`Loader`] cuts, orders and shares out a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoaderConfig {
@@ -151,7 +154,6 @@ impl Loader {
     /// [`DataError::TooFewTokens`] for fewer than two tokens.
     pub fn new(data: Arc<TokenData>, config: LoaderConfig) -> Result<Self> {
         check_batch("loader", config.batch_size, config.seq_len)?;
-        check_setting("loader", "world_size", config.world_size)?;
         check_rank("loader", config.rank, config.world_size)?;
         let fingerprint = LoaderFingerprint {
             data_sha256: data.sha256(),
@@ -277,6 +279,11 @@ fn check_batch(what: &'static str, batch_size: usize, seq_len: usize) -> Result<
 }
 
 fn check_rank(what: &'static str, rank: usize, world_size: usize) -> Result<()> {
+    check_setting(what, "world_size", world_size)?;
+    if world_size > MAX_WORLD_SIZE {
+        let got = world_size.to_string();
+        return Err(DataError::BadSetting { what, name: "world_size", got, expected: "at most 1048576" });
+    }
     if rank < world_size {
         return Ok(());
     }

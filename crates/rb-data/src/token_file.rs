@@ -238,7 +238,7 @@ impl TokenData {
         let (mut low, mut high) = (0, self.header.documents);
         while low + 1 < high {
             let middle = low + (high - low) / 2;
-            // INVARIANT: middle < high <= number of documents, so the start exists; the fallback is never used.
+            // The start exists, as middle < high <= number of documents.
             if self.document_start(middle).unwrap_or(u64::MAX) <= index {
                 low = middle
             } else {

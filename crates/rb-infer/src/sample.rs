@@ -122,7 +122,10 @@ mod tests {
     #[test]
     fn bad_scores_and_settings_are_errors() {
         let options = SampleOptions::default();
-        assert_eq!(options.pick(&[0.0, f32::NAN], &mut Rng::new(1)), Err(SampleError::NotFinite { token: 1 }));
+        assert_eq!(
+            options.pick(&[0.0, f32::NAN], &mut Rng::new(1)),
+            Err(SampleError::NotFinite { token: 1 })
+        );
         assert!(SampleOptions { top_p: 0.0, ..options }.check().is_err());
         assert!(SampleOptions { temperature: f64::NAN, ..options }.check().is_err());
     }

@@ -35,13 +35,20 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// Declares `q_proj`, `k_proj`, `v_proj` (one packed parameter), `o_proj` and the norms under `prefix`.
-    pub fn init(builder: &mut ParamBuilder, prefix: &str, config: &LlamaConfig, residual_std: f64) -> Result<Self> {
+    pub fn init(
+        builder: &mut ParamBuilder,
+        prefix: &str,
+        config: &LlamaConfig,
+        residual_std: f64,
+    ) -> Result<Self> {
         let (heads, kv_heads, head_dim) = (config.num_attention_heads, config.kv_heads(), config.head_dim());
         let (c, bias) = (config.hidden_size, config.attention_bias);
-        let qkv = [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
+        let qkv =
+            [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
         let qkv = Linear::init(builder, prefix, &qkv, c, bias, config.initializer_range)?;
         let out = Linear::init(builder, prefix, &[("o_proj", c)], heads * head_dim, bias, residual_std)?;
-        let mut norm = |name: &str| RmsNorm::init(builder, &format!("{prefix}.{name}"), head_dim, config.rms_norm_eps);
+        let mut norm =
+            |name: &str| RmsNorm::init(builder, &format!("{prefix}.{name}"), head_dim, config.rms_norm_eps);
         let qk_norm = if config.use_qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         Ok(SelfAttention { qkv, out, qk_norm, heads, kv_heads, head_dim })
     }

@@ -17,7 +17,8 @@ impl DecoderBlock {
     /// Declares the layer's parameters under `prefix` (`model.layers.N`).
     pub fn init(builder: &mut ParamBuilder, prefix: &str, config: &LlamaConfig) -> Result<DecoderBlock> {
         let (c, eps) = (config.hidden_size, config.rms_norm_eps);
-        let scale = if config.residual_init_scale { (2.0 * config.num_hidden_layers as f64).sqrt() } else { 1.0 };
+        let scale =
+            if config.residual_init_scale { (2.0 * config.num_hidden_layers as f64).sqrt() } else { 1.0 };
         let residual_std = config.initializer_range / scale;
         Ok(DecoderBlock {
             input_norm: RmsNorm::init(builder, &format!("{prefix}.input_layernorm"), c, eps)?,

@@ -173,7 +173,11 @@ impl LlamaConfig {
             Some(RopeScaling::Llama3 { low_freq_factor, high_freq_factor, .. })
                 if !(0.0 < *low_freq_factor && low_freq_factor < high_freq_factor) =>
             {
-                Err(wrong("rope_scaling.low_freq_factor", low_freq_factor, "above 0 and below high_freq_factor"))
+                Err(wrong(
+                    "rope_scaling.low_freq_factor",
+                    low_freq_factor,
+                    "above 0 and below high_freq_factor",
+                ))
             }
             _ => Ok(()),
         }

@@ -28,7 +28,9 @@ pub enum NnError {
         reason: String,
     },
     /// A sequence is longer than the model's positions.
-    #[error("the input has {len} positions, above max_position_embeddings {limit}; shorten it or raise the limit")]
+    #[error(
+        "the input has {len} positions, above max_position_embeddings {limit}; shorten it or raise the limit"
+    )]
     TooLong {
         /// Positions given.
         len: usize,

@@ -33,7 +33,8 @@ impl Linear {
             names.collect::<Vec<_>>()
         };
         let weight = builder.packed(named("weight"), &Shape::from([out, in_features]), Init::Normal(std))?;
-        let bias = if bias { Some(builder.packed(named("bias"), &Shape::from([out]), Init::Zeros)?) } else { None };
+        let bias =
+            if bias { Some(builder.packed(named("bias"), &Shape::from([out]), Init::Zeros)?) } else { None };
         Ok(Linear { weight, bias })
     }
 

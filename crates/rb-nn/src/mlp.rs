@@ -2,7 +2,7 @@
 
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
 
-use crate::{LlamaConfig, Linear, Result};
+use crate::{Linear, LlamaConfig, Result};
 
 /// `down(silu(gate(x)) * up(x))`, with gate and up in one product.
 ///
@@ -15,7 +15,12 @@ pub struct SwigluMlp {
 
 impl SwigluMlp {
     /// Declares `gate_proj`, `up_proj` and `down_proj` under `prefix`.
-    pub fn init(builder: &mut ParamBuilder, prefix: &str, config: &LlamaConfig, residual_std: f64) -> Result<Self> {
+    pub fn init(
+        builder: &mut ParamBuilder,
+        prefix: &str,
+        config: &LlamaConfig,
+        residual_std: f64,
+    ) -> Result<Self> {
         let (c, f) = (config.hidden_size, config.intermediate_size);
         let gate_up = [("gate_proj", f), ("up_proj", f)];
         Ok(SwigluMlp {

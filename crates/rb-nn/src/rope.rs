@@ -15,7 +15,12 @@ pub fn rope_table(config: &LlamaConfig) -> RopeTable {
     let inv_freq = match &config.rope_scaling {
         None => plain.collect(),
         Some(RopeScaling::Linear { factor }) => plain.map(|f| f / factor).collect(),
-        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
+        Some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        }) => {
             let original = *original_max_position_embeddings as f64;
             let change = |frequency: f64| {
                 let wavelength = TAU / frequency;
@@ -24,7 +29,8 @@ pub fn rope_table(config: &LlamaConfig) -> RopeTable {
                 } else if wavelength > original / low_freq_factor {
                     frequency / factor
                 } else {
-                    let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let smooth =
+                        (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     (1.0 - smooth) * frequency / factor + smooth * frequency
                 }
             };

@@ -32,7 +32,11 @@ pub fn load_hf(params: &mut ParamStore, dir: &Path) -> Result<()> {
     }
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
     let tied = !names.iter().any(|n| n == "lm_head.weight");
-    if tied && tensors.get("lm_head.weight").is_some_and(|head| same(head, tensors.get("model.embed_tokens.weight"))) {
+    if tied
+        && tensors
+            .get("lm_head.weight")
+            .is_some_and(|head| same(head, tensors.get("model.embed_tokens.weight")))
+    {
         // Some writers store the tied table twice.
         tensors.remove("lm_head.weight");
     }
@@ -65,7 +69,8 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     let bad = |reason: String| NnError::File { path: index.clone(), reason };
     let text = std::fs::read_to_string(&index).map_err(|e| bad(format!("cannot be read: {e}")))?;
-    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
     let map = json.get("weight_map").and_then(|m| m.as_object());
     let map = map.ok_or_else(|| bad("has no weight_map".into()))?;
     let mut names: Vec<&str> = map.values().filter_map(|v| v.as_str()).collect();

@@ -10,17 +10,17 @@ mod store;
 
 use std::path::{Path, PathBuf};
 
+use rb_autograd::ParamStore;
 use rb_data::{LoaderState, Tokenizer};
 use rb_nn::CausalLm;
 use rb_optim::Optimizer;
-use rb_autograd::ParamStore;
 use serde::{Deserialize, Serialize};
 
 use crate::{Result, TrainError};
 
 pub use manifest::verify;
-pub use store::{Found, Keep, find_latest, list, prune, step_dir};
 pub(crate) use store::sweep;
+pub use store::{Found, Keep, find_latest, list, prune, step_dir};
 
 /// Version of `trainer/state.json`.
 const STATE_VERSION: u32 = 1;
@@ -47,7 +47,13 @@ pub struct TrainerState {
 
 impl TrainerState {
     /// A state at the current file version.
-    pub fn new(step: u64, tokens: u64, skipped_steps: u64, optimizer_steps: u64, loader: LoaderState) -> Self {
+    pub fn new(
+        step: u64,
+        tokens: u64,
+        skipped_steps: u64,
+        optimizer_steps: u64,
+        loader: LoaderState,
+    ) -> Self {
         let format_version = STATE_VERSION;
         TrainerState { format_version, step, tokens, skipped_steps, optimizer_steps, loader, finished: false }
     }
@@ -75,7 +81,8 @@ pub fn save(checkpoints: &Path, contents: &Contents<'_>) -> Result<PathBuf> {
     std::fs::create_dir_all(checkpoints).map_err(|e| TrainError::io(checkpoints, "creating", e))?;
     let target = step_dir(checkpoints, contents.state.step);
     let temporary = checkpoints.join(format!(".step-{}.tmp-{}", contents.state.step, std::process::id()));
-    let written = write_all(&temporary, contents).and_then(|()| store::publish(checkpoints, &temporary, &target));
+    let written =
+        write_all(&temporary, contents).and_then(|()| store::publish(checkpoints, &temporary, &target));
     if written.is_err() {
         // The error that led here is the one to report.
         let _ = std::fs::remove_dir_all(&temporary);
@@ -109,8 +116,8 @@ pub fn read_state(dir: &Path) -> Result<TrainerState> {
     let path = dir.join("trainer/state.json");
     let bytes = std::fs::read(&path).map_err(|e| TrainError::io(&path, "reading", e))?;
     let bad = |reason: String| TrainError::Checkpoint { path: dir.into(), reason };
-    let state: TrainerState =
-        serde_json::from_slice(&bytes).map_err(|e| bad(format!("trainer/state.json is not readable: {e}")))?;
+    let state: TrainerState = serde_json::from_slice(&bytes)
+        .map_err(|e| bad(format!("trainer/state.json is not readable: {e}")))?;
     if state.format_version != STATE_VERSION {
         return Err(bad(format!(
             "trainer/state.json has version {}, this program reads {STATE_VERSION}; use the program that wrote it",
@@ -121,7 +128,12 @@ pub fn read_state(dir: &Path) -> Result<TrainerState> {
 }
 
 /// Puts a verified checkpoint's weights and optimizer tensors in place.
-pub fn restore(dir: &Path, state: &TrainerState, params: &mut ParamStore, optimizer: &mut dyn Optimizer) -> Result<()> {
+pub fn restore(
+    dir: &Path,
+    state: &TrainerState,
+    params: &mut ParamStore,
+    optimizer: &mut dyn Optimizer,
+) -> Result<()> {
     rb_nn::weights::load_hf(params, dir)?;
     let tensors = rb_tensor::io::read_safetensors(&dir.join("trainer/optimizer.safetensors"))?;
     optimizer.load_state(&tensors, state.optimizer_steps)?;

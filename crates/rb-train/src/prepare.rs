@@ -25,7 +25,8 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
     if config.data.paths.is_empty() {
         return Err(TrainError::Config {
             origin: "data.paths".into(),
-            reason: "no text is given; add paths to [data] in the config, or pass --data FILE_OR_FOLDER".into(),
+            reason: "no text is given; add paths to [data] in the config, or pass --data FILE_OR_FOLDER"
+                .into(),
         });
     }
     let corpus = corpus::open(&config.data.paths)?;
@@ -73,7 +74,12 @@ fn plan(config: &Config, corpus: &Corpus) -> Result<SplitPlan> {
 }
 
 /// Trains on the training side only: held-out text must not shape the vocabulary it is judged with.
-fn train_tokenizer(config: &Config, corpus: &Corpus, plan: &SplitPlan, say: &mut dyn FnMut(&str)) -> Result<Tokenizer> {
+fn train_tokenizer(
+    config: &Config,
+    corpus: &Corpus,
+    plan: &SplitPlan,
+    say: &mut dyn FnMut(&str),
+) -> Result<Tokenizer> {
     let settings = TokenizerConfig {
         vocab_size: config.tokenizer.vocab_size,
         splitter: config.tokenizer.splitter.into(),

@@ -22,8 +22,11 @@ const FIXED: &[&str] = &[
 /// Refuses changes of fixed settings, naming all of them.
 pub(crate) fn check_changes(changes: &[(String, String, String)]) -> Result<()> {
     let fixed = |key: &str| FIXED.iter().any(|f| key == *f || (f.ends_with('.') && key.starts_with(f)));
-    let refused: Vec<String> =
-        changes.iter().filter(|(k, ..)| fixed(k)).map(|(k, old, new)| format!("{k}: {old} -> {new}")).collect();
+    let refused: Vec<String> = changes
+        .iter()
+        .filter(|(k, ..)| fixed(k))
+        .map(|(k, old, new)| format!("{k}: {old} -> {new}"))
+        .collect();
     if refused.is_empty() {
         return Ok(());
     }
@@ -43,7 +46,9 @@ mod tests {
     #[test]
     fn fixed_settings_are_refused_and_others_pass() {
         let change = |key: &str| [(key.to_string(), "1".to_string(), "2".to_string())];
-        for key in ["train.learning_rate", "train.max_steps", "train.per_device_train_batch_size", "run.device"] {
+        for key in
+            ["train.learning_rate", "train.max_steps", "train.per_device_train_batch_size", "run.device"]
+        {
             check_changes(&change(key)).unwrap();
         }
         for key in ["model.hidden_size", "run.seed", "data.shuffle", "train.seq_len"] {

@@ -53,7 +53,8 @@ impl RunDir {
                 names.map(|n| base.join(n)).find(|p| !p.exists()).unwrap_or_else(|| base.join(stem))
             }
         };
-        std::fs::create_dir_all(path.join("data")).map_err(|e| TrainError::io(&path, "creating the run directory", e))?;
+        std::fs::create_dir_all(path.join("data"))
+            .map_err(|e| TrainError::io(&path, "creating the run directory", e))?;
         RunDir::lock(path)
     }
 
@@ -62,7 +63,9 @@ impl RunDir {
         if !path.join("config.toml").is_file() {
             return Err(TrainError::RunDir {
                 path: path.into(),
-                reason: "is not a run directory (it has no config.toml); give the folder that `rb train` printed".into(),
+                reason:
+                    "is not a run directory (it has no config.toml); give the folder that `rb train` printed"
+                        .into(),
             });
         }
         RunDir::lock(path.to_path_buf())

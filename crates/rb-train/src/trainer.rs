@@ -88,7 +88,9 @@ impl Trainer {
         let Some(found) = checkpoint::find_latest(&checkpoints)? else {
             return Err(TrainError::RunDir {
                 path: run_path.into(),
-                reason: "has no checkpoint yet, so there is nothing to resume; start it again with a new --out".into(),
+                reason:
+                    "has no checkpoint yet, so there is nothing to resume; start it again with a new --out"
+                        .into(),
             });
         };
         let state = checkpoint::read_state(&found.path)?;
@@ -97,16 +99,25 @@ impl Trainer {
         let mut trainer = Trainer::assemble(config, run, data, observer)?;
         checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
         trainer.loader.set_state(&state.loader)?;
-        (trainer.step, trainer.tokens, trainer.skipped_steps) = (state.step, state.tokens, state.skipped_steps);
+        (trainer.step, trainer.tokens, trainer.skipped_steps) =
+            (state.step, state.tokens, state.skipped_steps);
         trainer.saved_step = Some(state.step);
         for line in &found.damaged {
             trainer.observer.event(state.step, EventKind::Warning, format!("passed over: {line}"))?;
         }
         for (key, old, new) in &changes {
-            trainer.observer.event(state.step, EventKind::Warning, format!("changed on resume: {key}: {old} -> {new}"))?;
+            trainer.observer.event(
+                state.step,
+                EventKind::Warning,
+                format!("changed on resume: {key}: {old} -> {new}"),
+            )?;
         }
         let origin = found.path.display();
-        trainer.observer.event(state.step, EventKind::Resume, format!("resumed at step {} from {origin}", state.step))?;
+        trainer.observer.event(
+            state.step,
+            EventKind::Resume,
+            format!("resumed at step {} from {origin}", state.step),
+        )?;
         if !changes.is_empty() {
             let text = trainer.config.to_toml()?;
             crate::fs::write_atomic(&trainer.run.config(), text.as_bytes())?;
@@ -189,10 +200,14 @@ impl Trainer {
         let device = self.params.arena().device();
         let frozen: Vec<String> =
             self.params.layout().parts().filter(|(e, _)| !e.trainable).map(|(_, p)| p.name.clone()).collect();
-        let report = rb_verify::check_before_training(&self.model, &self.params, self.config.run.seed, self.step == 0);
-        let report = report.map_err(|e| TrainError::Gate { reason: format!("the model checks could not run: {e}") })?;
+        let report =
+            rb_verify::check_before_training(&self.model, &self.params, self.config.run.seed, self.step == 0);
+        let report = report
+            .map_err(|e| TrainError::Gate { reason: format!("the model checks could not run: {e}") })?;
         if let Some(refusal) = report.refusal() {
-            return Err(TrainError::Gate { reason: format!("the model was refused before training: {refusal}") });
+            return Err(TrainError::Gate {
+                reason: format!("the model was refused before training: {refusal}"),
+            });
         }
         self.observer.say(&format!(
             "model: {} parameters on {device}; {}{}",
@@ -270,7 +285,10 @@ impl Trainer {
     }
 
     fn loss_terms(&self) -> LossTerms {
-        LossTerms { label_smoothing: self.config.train.label_smoothing_factor, z_loss: self.config.train.z_loss }
+        LossTerms {
+            label_smoothing: self.config.train.label_smoothing_factor,
+            z_loss: self.config.train.z_loss,
+        }
     }
 
     /// Names the first bad tensor of a step by running its forward again on a checked tape.
@@ -294,14 +312,19 @@ impl Trainer {
                 self.step = bad;
                 self.skipped_steps += 1;
                 let count = self.skipped_steps;
-                self.observer.event(bad, EventKind::SkippedStep, format!("{what}; skipped, {count} so far"))?;
+                self.observer.event(
+                    bad,
+                    EventKind::SkippedStep,
+                    format!("{what}; skipped, {count} so far"),
+                )?;
                 self.observer.skip();
                 Ok(())
             }
             OnNonFinite::Stop => {
                 // The loader has moved on by one step; the saved state must see that step's data again.
                 let mut place = self.loader.state();
-                let rows = self.config.train.gradient_accumulation_steps * self.config.train.per_device_train_batch_size;
+                let rows = self.config.train.gradient_accumulation_steps
+                    * self.config.train.per_device_train_batch_size;
                 place.samples_seen -= rows as u64;
                 self.loader.set_state(&place)?;
                 self.observer.event(bad, EventKind::Stop, what.clone())?;
@@ -356,11 +379,16 @@ impl Trainer {
             },
         )?;
         self.saved_step = Some(self.step);
-        let keep = Keep { last: self.config.train.save_total_limit, every: self.config.train.save_keep_every };
+        let keep =
+            Keep { last: self.config.train.save_total_limit, every: self.config.train.save_keep_every };
         checkpoint::prune(&self.run.checkpoints(), keep)?;
         let size = crate::observe::grouped(self.params.layout().num_parameters() as u64);
         self.observer.pause(started.elapsed());
-        self.observer.event(self.step, EventKind::Checkpoint, format!("saved {} ({size} parameters)", path.display()))?;
+        self.observer.event(
+            self.step,
+            EventKind::Checkpoint,
+            format!("saved {} ({size} parameters)", path.display()),
+        )?;
         Ok(path)
     }
 
@@ -395,7 +423,8 @@ pub fn evaluate_on(
         n => (n as u64).div_ceil(rows as u64),
     };
     let whole = batches.num_batches() <= limit;
-    let (loss, tokens) = step::evaluate(model, params, batches.take(limit.min(usize::MAX as u64) as usize), mask)?;
+    let (loss, tokens) =
+        step::evaluate(model, params, batches.take(limit.min(usize::MAX as u64) as usize), mask)?;
     Ok((loss, tokens, whole))
 }
 
@@ -435,6 +464,8 @@ fn schedule(config: &Config) -> Schedule {
         Scheduler::Constant => Schedule::constant(peak, warmup),
         Scheduler::Linear => Schedule::linear(peak, floor, warmup, total),
         Scheduler::Cosine => Schedule::cosine(peak, floor, warmup, total),
-        Scheduler::WarmupStableDecay => Schedule::warmup_stable_decay(peak, floor, warmup, t.decay_steps, total),
+        Scheduler::WarmupStableDecay => {
+            Schedule::warmup_stable_decay(peak, floor, warmup, t.decay_steps, total)
+        }
     }
 }

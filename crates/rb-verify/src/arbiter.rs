@@ -30,7 +30,9 @@ pub fn gradient_flow(params: &ParamStore, grads: &GradStore) -> Result<Check> {
     }
     let detail = match (seen, bad.is_empty()) {
         (0, _) => "the model has no trainable parameter".to_string(),
-        (_, true) => format!("{seen} of {seen} gradients flow, smallest norm {:.1e} ({})", smallest.0, smallest.1),
+        (_, true) => {
+            format!("{seen} of {seen} gradients flow, smallest norm {:.1e} ({})", smallest.0, smallest.1)
+        }
         (_, false) => format!("{} of {seen} gradients do not flow: {}", bad.len(), bad.join(", ")),
     };
     Ok(Check::new("gradient flow", seen > 0 && bad.is_empty(), detail))

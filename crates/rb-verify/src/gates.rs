@@ -8,7 +8,9 @@ use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng, Tensor};
 
 use crate::model::{backward, random_batch};
-use crate::{Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, position_sensitivity};
+use crate::{
+    Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, position_sensitivity,
+};
 
 /// Plants faults in a small model and checks that each is caught.
 pub fn loss_gates(seed: u64) -> Result<Report> {
@@ -45,7 +47,10 @@ pub fn loss_gates(seed: u64) -> Result<Report> {
     }
     caught("positions without effect", &position_sensitivity(&model, &params, &batch.0)?);
 
-    caught("a loss far above even odds", &initial_loss(&model, 3.0 * (model.config().vocab_size as f64).ln()));
+    caught(
+        "a loss far above even odds",
+        &initial_loss(&model, 3.0 * (model.config().vocab_size as f64).ln()),
+    );
     caught("a loss that is NaN", &initial_loss(&model, f64::NAN));
 
     // A learning rate of 0 moves nothing.
@@ -61,7 +66,8 @@ pub fn loss_gates(seed: u64) -> Result<Report> {
 
     // The optimizer refuses a second step from used gradients.
     let refused = adam.step(&mut params, &mut grads, 1e-3, 1.0).err();
-    let detail = refused.as_ref().map_or("accepted".to_string(), |e| e.to_string().chars().take(60).collect());
+    let detail =
+        refused.as_ref().map_or("accepted".to_string(), |e| e.to_string().chars().take(60).collect());
     report.push(Check::new("caught: a step without new gradients", refused.is_some(), detail));
     Ok(report)
 }

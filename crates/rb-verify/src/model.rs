@@ -21,9 +21,15 @@ pub(crate) fn random_batch(model: &CausalLm, rows: usize, seed: u64) -> Result<(
 }
 
 /// Mean loss and gradients of a batch.
-pub(crate) fn backward(model: &CausalLm, params: &ParamStore, grads: &mut GradStore, batch: &(Tensor, Tensor)) -> Result<f64> {
+pub(crate) fn backward(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    batch: &(Tensor, Tensor),
+) -> Result<f64> {
     let tape = Tape::new(params);
-    let loss = model.loss(&tape, &ModelInput::causal(batch.0.clone()), &batch.1, &CrossEntropyOptions::default())?;
+    let loss =
+        model.loss(&tape, &ModelInput::causal(batch.0.clone()), &batch.1, &CrossEntropyOptions::default())?;
     let value = loss.detach().item()?;
     tape.backward(&loss, grads)?;
     Ok(value)
@@ -34,7 +40,8 @@ pub fn initial_loss(model: &CausalLm, loss: f64) -> Check {
     let even = (model.config().vocab_size as f64).ln();
     let limit = 0.1 * even + 0.1;
     let detail = format!("initial loss {loss:.3}, ln(vocab) {even:.3}");
-    let hint = if (loss - even).abs() <= limit { "" } else { "; expected within a tenth: check initializer_range" };
+    let hint =
+        if (loss - even).abs() <= limit { "" } else { "; expected within a tenth: check initializer_range" };
     Check::new("initial loss", (loss - even).abs() <= limit, format!("{detail}{hint}"))
 }
 
@@ -110,5 +117,7 @@ fn changed(ids: &Tensor, at: usize, vocab_size: usize) -> Result<Tensor> {
 
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     // NaN compares as larger than any limit.
-    a.iter().zip(b).fold(0.0, |m, (a, b)| if (a - b).abs() > m || (a - b).is_nan() { (a - b).abs() } else { m })
+    a.iter()
+        .zip(b)
+        .fold(0.0, |m, (a, b)| if (a - b).abs() > m || (a - b).is_nan() { (a - b).abs() } else { m })
 }

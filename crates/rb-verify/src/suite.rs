@@ -7,11 +7,19 @@ use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng, Tensor};
 
 use crate::model::{backward, random_batch};
-use crate::{Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, overfit, position_sensitivity};
+use crate::{
+    Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, overfit,
+    position_sensitivity,
+};
 
 /// What every run executes before its first step; the weights are not changed. `fresh` is false for a resumed
 /// run, whose loss says nothing about its beginning.
-pub fn check_before_training(model: &CausalLm, params: &ParamStore, seed: u64, fresh: bool) -> Result<Report> {
+pub fn check_before_training(
+    model: &CausalLm,
+    params: &ParamStore,
+    seed: u64,
+    fresh: bool,
+) -> Result<Report> {
     let mut report = Report::default();
     let batch = random_batch(model, 2, seed)?;
     let mut grads = GradStore::new(params)?;
@@ -81,15 +89,24 @@ pub fn verify_variants(seed: u64) -> Result<Report> {
     for kv_heads in [12, 6, 4, 3, 1] {
         for tied in [false, true] {
             let name = format!("{}:1 heads, {}", 12 / kv_heads, if tied { "tied" } else { "untied" });
-            let config =
-                LlamaConfig { num_key_value_heads: Some(kv_heads), tie_word_embeddings: tied, ..base.clone() };
+            let config = LlamaConfig {
+                num_key_value_heads: Some(kv_heads),
+                tie_word_embeddings: tied,
+                ..base.clone()
+            };
             variants.push((name, config));
         }
     }
     variants.extend([
         ("attention bias".to_string(), LlamaConfig { attention_bias: true, ..base.clone() }),
-        ("QK-norm".to_string(), LlamaConfig { use_qk_norm: true, num_key_value_heads: Some(4), ..base.clone() }),
-        ("linear rope".to_string(), LlamaConfig { rope_scaling: Some(RopeScaling::Linear { factor: 4.0 }), ..base.clone() }),
+        (
+            "QK-norm".to_string(),
+            LlamaConfig { use_qk_norm: true, num_key_value_heads: Some(4), ..base.clone() },
+        ),
+        (
+            "linear rope".to_string(),
+            LlamaConfig { rope_scaling: Some(RopeScaling::Linear { factor: 4.0 }), ..base.clone() },
+        ),
         ("llama3 rope".to_string(), LlamaConfig { rope_scaling: Some(llama3), ..base.clone() }),
         ("vocabulary of 257".to_string(), LlamaConfig { vocab_size: 257, ..base.clone() }),
         ("vocabulary of 2".to_string(), LlamaConfig { vocab_size: 2, ..base }),

@@ -180,7 +180,14 @@ mod tests {
         let list = "macro_rules! registry { () => {} }\nregistry! {\n    add,\n    mul,\n}\n";
         let add = ("crates/rb-autograd/src/ops/add.rs", GOOD);
         let shared = ("crates/rb-autograd/src/ops/shared/rows.rs", "");
-        let good = Tree::from([(REGISTRY, list), add, ("crates/rb-autograd/src/ops/mul.rs", GOOD), shared]);
+        let shared_mod = ("crates/rb-autograd/src/ops/shared.rs", "");
+        let good = Tree::from([
+            (REGISTRY, list),
+            add,
+            ("crates/rb-autograd/src/ops/mul.rs", GOOD),
+            shared,
+            shared_mod,
+        ]);
         assert!(messages(rule, &good).is_empty());
         assert!(messages(rule, &Tree::default()).is_empty());
 

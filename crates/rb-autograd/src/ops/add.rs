@@ -11,7 +11,7 @@
 use rb_tensor::{Shape, Tensor, rules};
 
 use super::shared::broadcast;
-use crate::testing::{Case};
+use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
 /// `a + b`, with broadcasting.

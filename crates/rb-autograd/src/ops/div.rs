@@ -3,14 +3,14 @@
 //! - **Computes** `y = a / b`.
 //! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or 1).
 //! - **Dtypes** both of one float type.
-//! - **Backward** `da = dy / b`, `db = -dy * a / b^2`; each summed over the axes along which its input was broadcast.
-//! - **Saves** `a` and `b` (shared).
+//! - **Backward** `da = dy / b`, `db = -dy / b * y`; each summed over the axes along which its input was broadcast.
+//! - **Saves** `b` and `y` (both shared).
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.div`.
 
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::broadcast;
+use super::shared::{broadcast, elementwise};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -22,7 +22,7 @@ pub fn div<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 struct Div;
 
 saved!(
-    struct DivSaved { a, b }
+    struct DivSaved { b, y }
 );
 
 impl Op for Div {
@@ -35,21 +35,19 @@ impl Op for Div {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, DivSaved)> {
         let y = broadcast::map2::<T>(&inputs[0], &inputs[1], out, |a, b| a / b)?;
-        Ok((y, DivSaved { a: inputs[0].clone(), b: inputs[1].clone() }))
+        Ok((y.clone(), DivSaved { b: inputs[1].clone(), y }))
     }
 
     fn host_backward<T: Float>(&self, saved: DivSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let (a, b) = (&saved.a, &saved.b);
-        let da = broadcast::map2::<T>(&dy, b, dy.shape(), |d, b| d / b)?;
-        if grads.wanted(1) {
-            let db = broadcast::map2::<T>(&da, a, dy.shape(), |d, a| -(d * a))?;
-            let db = broadcast::map2::<T>(&db, b, dy.shape(), |d, b| d / b)?;
-            let db = broadcast::sum_to::<T>(db, grads.shape(1))?;
-            grads.add(1, db)?;
-        }
+        let mut da = broadcast::update::<T>(dy, &saved.b, |dy, b| dy / b)?;
         if grads.wanted(0) {
-            let da = broadcast::sum_to::<T>(da, grads.shape(0))?;
-            grads.add(0, da)?;
+            let sums = broadcast::sum_to::<T>(da.clone(), grads.shape(0))?;
+            grads.add(0, sums)?;
+        }
+        if grads.wanted(1) {
+            da = elementwise::chain::<T>(da, &saved.y, |da, y| -(da * y))?;
+            let db = broadcast::sum_to::<T>(da, grads.shape(1))?;
+            grads.add(1, db)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@
 use rb_tensor::{Shape, Tensor, rules};
 
 use super::shared::broadcast;
-use crate::testing::{Case};
+use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// `a * b`, with broadcasting.
@@ -39,15 +39,16 @@ impl Op for Mul {
     }
 
     fn host_backward<T: Float>(&self, saved: MulSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let (a, b) = (&saved.a, &saved.b);
-        for (i, other) in [b, a].into_iter().enumerate() {
-            if grads.wanted(i) {
-                let d = broadcast::map2::<T>(&dy, other, dy.shape(), |d, x| d * x)?;
-                let d = broadcast::sum_to::<T>(d, grads.shape(i))?;
-                grads.add(i, d)?;
-            }
+        if grads.wanted(0) && grads.wanted(1) {
+            let da = broadcast::map2::<T>(&dy, &saved.b, dy.shape(), |dy, b| dy * b)?;
+            let da = broadcast::sum_to::<T>(da, grads.shape(0))?;
+            grads.add(0, da)?;
         }
-        Ok(())
+        // The last one goes into the buffer of `dy`.
+        let (last, other) = if grads.wanted(1) { (1, &saved.a) } else { (0, &saved.b) };
+        let d = broadcast::update::<T>(dy, other, |dy, x| dy * x)?;
+        let d = broadcast::sum_to::<T>(d, grads.shape(last))?;
+        grads.add(last, d)
     }
 }
 

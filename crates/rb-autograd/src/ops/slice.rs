@@ -4,12 +4,13 @@
 //! - **Shapes** `x [.., N, ..]` -> `[.., len, ..]`.
 //! - **Dtypes** any float type.
 //! - **Backward** `dx` is `dy` in the range and zero elsewhere.
-//! - **Saves** nothing.
+//! - **Saves** nothing; a range of axis 0 shares the buffer.
 //! - **Errors** `ShapeError` for an axis that does not exist or a range that leaves it.
 //! - **Source** PyTorch `torch.narrow`.
 
 use rb_tensor::{Shape, ShapeError, Tensor, rules};
 
+use crate::host;
 use crate::testing::Case;
 use crate::{Beta, Float, GradSinks, Op, Result, Var, apply};
 
@@ -42,29 +43,30 @@ impl Op for Slice {
     }
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
-        let (before, n, after) = inputs[0].shape().split_at_axis(self.axis);
-        let x = inputs[0].as_slice::<T>()?;
-        let mut y = Vec::with_capacity(out.numel());
-        for b in 0..before {
-            let row = (b * n + self.start) * after;
-            y.extend_from_slice(&x[row..row + self.len * after]);
+        if self.axis == 0 {
+            return Ok((inputs[0].narrow(self.start, self.len)?, ()));
         }
+        let (_, n, inner) = inputs[0].shape().split_at_axis(self.axis);
+        let x = inputs[0].as_slice::<T>()?;
+        let (start, width) = (self.start * inner, self.len * inner);
+        let mut y = vec![T::ZERO; out.numel()];
+        host::par_rows(&mut y, width, |row, y| y.copy_from_slice(&x[row * n * inner + start..][..width]));
         Ok((Tensor::from_vec(y, out.clone())?, ()))
     }
 
     fn host_backward<T: Float>(&self, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let (before, n, after) = grads.shape(0).split_at_axis(self.axis);
+        let (_, n, inner) = grads.shape(0).split_at_axis(self.axis);
         let dy = dy.as_slice::<T>()?;
-        let width = self.len * after;
+        let (start, width) = (self.start * inner, self.len * inner);
         grads.write::<T>(0, |dx, beta| {
-            if beta == Beta::Overwrite {
-                dx.fill(T::ZERO);
-            }
-            for b in 0..before {
-                let row = (b * n + self.start) * after;
-                let (dst, src) = (&mut dx[row..row + width], &dy[b * width..][..width]);
-                dst.iter_mut().zip(src).for_each(|(d, &g)| *d += g);
-            }
+            host::par_rows(dx, n * inner, |row, dx| {
+                if beta == Beta::Overwrite {
+                    // An arena of gradients holds the last step's values, not zeros.
+                    dx.fill(T::ZERO);
+                }
+                let dy = &dy[row * width..][..width];
+                dx[start..start + width].iter_mut().zip(dy).for_each(|(x, &d)| *x += d);
+            });
         })
     }
 }
@@ -79,12 +81,16 @@ pub fn cases() -> Vec<Case> {
             super::add(&slice(&v[0], 1, 0, 5)?, &slice(&v[0], 1, 2, 5)?)
         }),
         Case::normal("nothing", &[&[3, 2]], |v| slice(&v[0], 1, 2, 0)),
+        Case::normal("nothing of axis 0", &[&[3, 2]], |v| slice(&v[0], 0, 3, 0)),
+        Case::normal("of an empty tensor", &[&[0, 4]], |v| slice(&v[0], 1, 1, 2)),
+        Case::normal("everything", &[&[31]], |v| slice(&v[0], -1, 0, 31)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::shared::{arena_check, reduce::axis_message};
 
     #[test]
     fn shape_rule() {
@@ -93,10 +99,18 @@ mod tests {
         let message = rule(3, 4).unwrap_err().to_string();
         assert_eq!(message, "slice: x has shape [2, 6], expected at least 7 elements in axis 1");
         assert!(rule(usize::MAX, 2).is_err());
+        assert_eq!(axis_message(|x| slice(x, 2, 0, 1)), "slice: x has shape [2, 6], expected an axis 2");
     }
 
     #[test]
     fn gradcheck() {
         crate::testing::check_op("slice").unwrap();
+    }
+
+    #[test]
+    fn arena() {
+        arena_check::check(&[&[3, 8]], |v| slice(&v[0], 1, 2, 5));
+        arena_check::check(&[&[5, 3]], |v| slice(&v[0], 0, 1, 2));
+        arena_check::check(&[&[3, 8]], |v| super::super::add(&slice(&v[0], 1, 0, 5)?, &slice(&v[0], 1, 2, 5)?));
     }
 }

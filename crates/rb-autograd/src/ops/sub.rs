@@ -10,9 +10,8 @@
 
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::broadcast;
-use crate::host;
-use crate::testing::{Case};
+use super::shared::{broadcast, elementwise};
+use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
 /// `a - b`, with broadcasting.
@@ -41,8 +40,8 @@ impl Op for Sub {
             grads.add(0, da)?;
         }
         if grads.wanted(1) {
-            let negative = Tensor::from_vec(host::par_map(dy.as_slice::<T>()?, |d| -d), dy.shape().clone())?;
-            let db = broadcast::sum_to::<T>(negative, grads.shape(1))?;
+            let sums = broadcast::sum_to::<T>(dy, grads.shape(1))?;
+            let db = elementwise::map_in_place::<T>(sums, |d| -d)?;
             grads.add(1, db)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::row::Rows;
-use super::{Batch, check_batch, check_rank, check_setting};
+use super::{Batch, check_batch, check_rank};
 use crate::error::Result;
 use crate::token_file::TokenData;
 
@@ -32,7 +32,6 @@ pub struct EvalConfig {
 /// As [`Loader::new`](super::Loader::new).
 pub fn sequential(data: Arc<TokenData>, config: EvalConfig) -> Result<EvalIter> {
     check_batch("evaluation", config.batch_size, config.seq_len)?;
-    check_setting("evaluation", "world_size", config.world_size)?;
     check_rank("evaluation", config.rank, config.world_size)?;
     let rows = Rows::new(data, config.seq_len, config.document_mask)?;
     Ok(EvalIter { rows, config, next: 0 })

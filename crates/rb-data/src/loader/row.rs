@@ -92,11 +92,10 @@ impl Rows {
         labels: &mut [i32],
         doc_start: &mut Vec<i32>,
     ) -> usize {
-        let t_len = self.seq_len;
         let (mut dropped, mut begin) = (0, 0);
         let mut document = self.data.document_of(start) + 1;
         let mut next = self.data.document_start(document);
-        for t in 0..t_len {
+        for (t, label) in labels.iter_mut().enumerate() {
             if next == Some(start + t as u64) {
                 begin = t;
                 document += 1;
@@ -107,8 +106,8 @@ impl Rows {
                 begin = t;
             }
             doc_start.push(begin as i32);
-            if next == Some(start + t as u64 + 1) && labels[t] != IGNORE {
-                labels[t] = IGNORE;
+            if next == Some(start + t as u64 + 1) && *label != IGNORE {
+                *label = IGNORE;
                 dropped += 1;
             }
         }

@@ -52,7 +52,8 @@ pub fn build<S: AsRef<str> + Send + Sync>(
 }
 
 /// Encodes `documents` once and writes each side of `plan` to its own file; returns the reports of train and
-/// validation, the latter `None` (and no file written) when that side has no text.
+/// validation, the latter `None` when that side has no text; an old file at `val_path` is removed then, as it belongs
+/// to other data.
 ///
 /// # Errors
 /// As [`build`]; [`DataError::EmptyTrainSide`] if no text is left for training.
@@ -63,6 +64,15 @@ pub fn build_split<S: AsRef<str> + Send + Sync>(
     train_path: impl AsRef<Path>,
     val_path: impl AsRef<Path>,
 ) -> Result<(TokenFileReport, Option<TokenFileReport>)> {
+    let (train_path, val_path) = (train_path.as_ref(), val_path.as_ref());
+    if train_path == val_path {
+        return Err(DataError::BadSetting {
+            what: "token files",
+            name: "val_path",
+            got: val_path.display().to_string(),
+            expected: "another file than train_path",
+        });
+    }
     let mut train = TokenFileWriter::create(train_path, tokenizer)?;
     let mut val = TokenFileWriter::create(val_path, tokenizer)?;
     let parts = documents.flat_map(|document| match document {
@@ -86,7 +96,11 @@ pub fn build_split<S: AsRef<str> + Send + Sync>(
     }
     if val.header.documents == 0 {
         tracing::warn!("the validation side of the split is empty: no validation loss can be measured");
-        return Ok((train.finish()?, None));
+        let report = train.finish()?;
+        return match std::fs::remove_file(val_path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", val_path, e)),
+            _ => Ok((report, None)),
+        };
     }
     Ok((train.finish()?, Some(val.finish()?)))
 }

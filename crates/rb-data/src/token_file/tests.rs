@@ -12,7 +12,7 @@ fn tokenizer() -> Tokenizer {
 const TEXTS: [&str; 4] = ["the cat", "\u{1F600} \0", "x", "the mat \u{995}\u{9BE}"];
 
 fn ok(texts: &[&'static str]) -> impl Iterator<Item = Result<&'static str>> {
-    texts.to_vec().into_iter().map(Ok)
+    texts.iter().copied().map(Ok)
 }
 
 /// A folder with a token file of `TEXTS`.
@@ -255,6 +255,12 @@ fn both_sides_in_one_pass() {
     let none = dir.path().join("none.rbt");
     let (_, val) = build_split(["x"].iter().map(Ok), &t, &plan, &train, &none).unwrap();
     assert!(val.is_none() && !none.exists());
+    // An older validation file must not pass for the new one.
+    std::fs::copy(&train, &none).unwrap();
+    assert!(build_split(["x"].iter().map(Ok), &t, &plan, &train, &none).unwrap().1.is_none());
+    assert!(!none.exists());
+    let e = build_split(["x"].iter().map(Ok), &t, &plan, &train, &train).unwrap_err().to_string();
+    assert!(e.contains("val_path is") && e.contains("another file than train_path"), "{e}");
 }
 
 proptest::proptest! {

@@ -121,8 +121,15 @@ fn refuse(value: Option<&Value>, key: &str, fine: impl Fn(&Value) -> bool, only:
 
 fn scaling_json(scaling: &RopeScaling) -> Value {
     match scaling {
-        RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "type": "linear", "factor": factor }),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => json!({
+        RopeScaling::Linear { factor } => {
+            json!({ "rope_type": "linear", "type": "linear", "factor": factor })
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } => json!({
             "rope_type": "llama3",
             "type": "llama3",
             "factor": factor,
@@ -134,9 +141,13 @@ fn scaling_json(scaling: &RopeScaling) -> Value {
 }
 
 fn read_scaling(value: &Value) -> Result<Option<RopeScaling>, String> {
-    let kind = value.get("rope_type").or_else(|| value.get("type")).and_then(Value::as_str).unwrap_or("default");
+    let kind =
+        value.get("rope_type").or_else(|| value.get("type")).and_then(Value::as_str).unwrap_or("default");
     let number = |key: &str| {
-        value.get(key).and_then(Value::as_f64).ok_or_else(|| format!("rope_scaling {kind} has no number {key}"))
+        value
+            .get(key)
+            .and_then(Value::as_f64)
+            .ok_or_else(|| format!("rope_scaling {kind} has no number {key}"))
     };
     match kind {
         "default" => Ok(None),
@@ -179,7 +190,10 @@ mod tests {
             json[key] = value;
             LlamaConfig::from_value(&json).unwrap_err()
         };
-        assert_eq!(with("hidden_act", json!("gelu")), "hidden_act is \"gelu\"; this library computes only silu");
+        assert_eq!(
+            with("hidden_act", json!("gelu")),
+            "hidden_act is \"gelu\"; this library computes only silu"
+        );
         assert!(with("model_type", json!("gemma")).contains("model_type is gemma"));
         assert!(with("sliding_window", json!(128)).contains("sliding_window is 128"));
         let yarn = json!({ "rope_type": "yarn", "factor": 4.0 });

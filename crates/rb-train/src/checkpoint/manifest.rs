@@ -54,21 +54,31 @@ pub fn verify(dir: &Path) -> Result<u64> {
     let bad = |reason: String| TrainError::Checkpoint { path: dir.into(), reason };
     let path = dir.join(NAME);
     let bytes = std::fs::read(&path).map_err(|e| {
-        bad(format!("{NAME} cannot be read ({e}); the folder is not a checkpoint or was not written to its end"))
+        bad(format!(
+            "{NAME} cannot be read ({e}); the folder is not a checkpoint or was not written to its end"
+        ))
     })?;
     let manifest: Manifest =
         serde_json::from_slice(&bytes).map_err(|e| bad(format!("{NAME} is damaged ({e})")))?;
     if manifest.format_version != VERSION {
-        return Err(bad(format!("{NAME} has version {}, this program reads {VERSION}", manifest.format_version)));
+        return Err(bad(format!(
+            "{NAME} has version {}, this program reads {VERSION}",
+            manifest.format_version
+        )));
     }
     for (name, expected) in &manifest.files {
         let file = dir.join(name);
         let found = std::fs::metadata(&file).map_err(|e| bad(format!("{name} is missing ({e})")))?.len();
         if found != expected.bytes {
-            return Err(bad(format!("{name} has {found} bytes, {} were written: it is truncated or replaced", expected.bytes)));
+            return Err(bad(format!(
+                "{name} has {found} bytes, {} were written: it is truncated or replaced",
+                expected.bytes
+            )));
         }
         if digest(&file)? != *expected {
-            return Err(bad(format!("{name} has another checksum than when it was written: it is damaged or swapped")));
+            return Err(bad(format!(
+                "{name} has another checksum than when it was written: it is damaged or swapped"
+            )));
         }
     }
     Ok(manifest.step)

@@ -42,7 +42,9 @@ pub fn find_latest(checkpoints: &Path) -> Result<Option<Found>> {
         let path = step_dir(checkpoints, step);
         match verify(&path) {
             Ok(found) if found == step => return Ok(Some(Found { path, step, damaged })),
-            Ok(found) => damaged.push(format!("checkpoint {}: its manifest is of step {found}", path.display())),
+            Ok(found) => {
+                damaged.push(format!("checkpoint {}: its manifest is of step {found}", path.display()))
+            }
             Err(error) => damaged.push(error.to_string()),
         }
     }
@@ -60,10 +62,14 @@ pub(super) fn publish(checkpoints: &Path, temporary: &Path, target: &Path) -> Re
     let aside = temporary.with_extension("old");
     let _ = std::fs::remove_dir_all(&aside);
     if target.exists() {
-        std::fs::rename(target, &aside).map_err(|e| TrainError::io(target, "moving the old checkpoint aside", e))?;
+        std::fs::rename(target, &aside)
+            .map_err(|e| TrainError::io(target, "moving the old checkpoint aside", e))?;
     }
-    std::fs::rename(temporary, target).map_err(|e| TrainError::io(target, "renaming the checkpoint to", e))?;
-    File::open(checkpoints).and_then(|f| f.sync_all()).map_err(|e| TrainError::io(checkpoints, "syncing", e))?;
+    std::fs::rename(temporary, target)
+        .map_err(|e| TrainError::io(target, "renaming the checkpoint to", e))?;
+    File::open(checkpoints)
+        .and_then(|f| f.sync_all())
+        .map_err(|e| TrainError::io(checkpoints, "syncing", e))?;
     point_latest(checkpoints, target)?;
     let _ = std::fs::remove_dir_all(&aside);
     Ok(())
@@ -112,7 +118,8 @@ pub fn prune(checkpoints: &Path, keep: Keep) -> Result<()> {
         let trash = checkpoints.join(format!(".step-{step}.trash"));
         let _ = std::fs::remove_dir_all(&trash);
         std::fs::rename(&path, &trash).map_err(|e| TrainError::io(&path, "removing an old checkpoint", e))?;
-        std::fs::remove_dir_all(&trash).map_err(|e| TrainError::io(&trash, "removing an old checkpoint", e))?;
+        std::fs::remove_dir_all(&trash)
+            .map_err(|e| TrainError::io(&trash, "removing an old checkpoint", e))?;
     }
     Ok(())
 }
@@ -125,7 +132,8 @@ pub(crate) fn sweep(checkpoints: &Path) -> Result<()> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = entry.path();
         if name.starts_with(".step-") {
-            std::fs::remove_dir_all(&path).map_err(|e| TrainError::io(&path, "removing left-over files", e))?;
+            std::fs::remove_dir_all(&path)
+                .map_err(|e| TrainError::io(&path, "removing left-over files", e))?;
         } else if name.starts_with(".latest.tmp-") {
             std::fs::remove_file(&path).map_err(|e| TrainError::io(&path, "removing left-over files", e))?;
         }

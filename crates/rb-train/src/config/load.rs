@@ -75,12 +75,13 @@ pub(crate) fn apply(config: &Config, overrides: &[Override]) -> Result<Config> {
         let parsed: Result<Config, _> = Value::Table(table.clone()).try_into();
         parsed.map_err(|e: toml::de::Error| fail(explain(e.message())))?;
     }
-    let mut config: Config = Value::Table(table).try_into().map_err(|e: toml::de::Error| TrainError::Config {
-        origin: "overrides".into(),
-        reason: explain(e.message()),
+    let mut config: Config = Value::Table(table).try_into().map_err(|e: toml::de::Error| {
+        TrainError::Config { origin: "overrides".into(), reason: explain(e.message()) }
     })?;
     config.data.paths.iter_mut().chain(config.tokenizer.path.iter_mut()).for_each(|p| *p = absolute(p));
-    config.validate().map_err(|reason| TrainError::Config { origin: "config with overrides".into(), reason })?;
+    config
+        .validate()
+        .map_err(|reason| TrainError::Config { origin: "config with overrides".into(), reason })?;
     Ok(config)
 }
 
@@ -108,15 +109,19 @@ impl Config {
 }
 
 fn to_table(config: &Config) -> Result<Table> {
-    Table::try_from(config)
-        .map_err(|e| TrainError::Config { origin: "config".into(), reason: format!("cannot be written: {e}") })
+    Table::try_from(config).map_err(|e| TrainError::Config {
+        origin: "config".into(),
+        reason: format!("cannot be written: {e}"),
+    })
 }
 
 fn flatten(table: &Table) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     for (key, value) in table {
         match value {
-            Value::Table(inner) => rows.extend(flatten(inner).into_iter().map(|(k, v)| (format!("{key}.{k}"), v))),
+            Value::Table(inner) => {
+                rows.extend(flatten(inner).into_iter().map(|(k, v)| (format!("{key}.{k}"), v)))
+            }
             other => rows.push((key.clone(), other.to_string())),
         }
     }
@@ -154,9 +159,10 @@ fn absolute(path: &Path) -> PathBuf {
 fn explain(message: &str) -> String {
     let message = message.trim();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let (Some((given, known)), true) =
-        (quoted.split_first(), message.starts_with("unknown field") || message.starts_with("unknown variant"))
-    else {
+    let (Some((given, known)), true) = (
+        quoted.split_first(),
+        message.starts_with("unknown field") || message.starts_with("unknown variant"),
+    ) else {
         return message.to_string();
     };
     let what = if message.starts_with("unknown field") { "key" } else { "value" };

@@ -36,7 +36,8 @@ impl Config {
             }
             OptimizerChoice::Sgd => below_one("train.momentum", t.momentum)?,
         }
-        if t.lr_scheduler_type == Scheduler::WarmupStableDecay && t.warmup_steps + t.decay_steps > t.max_steps {
+        if t.lr_scheduler_type == Scheduler::WarmupStableDecay && t.warmup_steps + t.decay_steps > t.max_steps
+        {
             return Err(format!(
                 "train.warmup_steps {} and train.decay_steps {} do not fit into train.max_steps {}",
                 t.warmup_steps, t.decay_steps, t.max_steps
@@ -61,7 +62,11 @@ fn in_range(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
     if value.is_finite() && (low..=high).contains(&value) {
         return Ok(());
     }
-    let expected = if high == f64::MAX { format!("a finite number of at least {low}") } else { format!("{low} to {high}") };
+    let expected = if high == f64::MAX {
+        format!("a finite number of at least {low}")
+    } else {
+        format!("{low} to {high}")
+    };
     Err(format!("{key} is {value}, expected {expected}"))
 }
 

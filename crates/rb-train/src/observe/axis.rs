@@ -149,7 +149,10 @@ mod tests {
         assert_eq!(labels(&Axis::steps(0.0, 100_000.0, 5)), ["0", "20k", "40k", "60k", "80k", "100k"]);
         assert_eq!(labels(&Axis::steps(0.0, 3.0, 8)), ["0", "1", "2", "3"]);
         assert_eq!(labels(&Axis::steps(7.0, 7.0, 8)), ["6", "7", "8"]);
-        assert_eq!(labels(&Axis::steps(1000.0, 1100.0, 5)), ["1.00k", "1.02k", "1.04k", "1.06k", "1.08k", "1.10k"]);
+        assert_eq!(
+            labels(&Axis::steps(1000.0, 1100.0, 5)),
+            ["1.00k", "1.02k", "1.04k", "1.06k", "1.08k", "1.10k"]
+        );
         assert_eq!(labels(&Axis::linear(3.31, 3.49, 5)), ["3.35", "3.40", "3.45", "3.50"]);
         assert_eq!(labels(&Axis::from_zero(3e-4, 4)), ["0", "1e-4", "2e-4", "3e-4"]);
         assert_eq!(labels(&Axis::from_zero(1.6e15, 4)), ["0", "0.5P", "1.0P", "1.5P"]);

@@ -104,7 +104,8 @@ impl Chart<'_> {
             chart.draw_series([PathElement::new(line, color.mix(0.55).stroke_width(2))])?;
         }
 
-        let line = |points: Vec<Point>, color: RGBAColor, width| LineSeries::new(points, color.stroke_width(width));
+        let line =
+            |points: Vec<Point>, color: RGBAColor, width| LineSeries::new(points, color.stroke_width(width));
         let raw = thin(self.points, MAX_POINTS);
         if raw.len() < DOTS_BELOW {
             chart.draw_series(raw.iter().map(|&p| Circle::new(p, 5, self.color.filled())))?;
@@ -128,7 +129,11 @@ impl Chart<'_> {
     fn make_responsive(&self, svg: &str) -> String {
         let (width, height) = self.size;
         let fixed = format!("<svg width=\"{width}\" height=\"{height}\" ");
-        svg.replacen(&fixed, &format!("<svg class=\"chart\" role=\"img\" aria-label=\"{} by step\" ", self.name), 1)
+        svg.replacen(
+            &fixed,
+            &format!("<svg class=\"chart\" role=\"img\" aria-label=\"{} by step\" ", self.name),
+            1,
+        )
     }
 }
 
@@ -163,7 +168,9 @@ mod tests {
     #[test]
     fn svg_takes_the_width_of_the_page() {
         let svg = chart(&[(1.0, 4.0), (2.0, 3.0)]).draw().unwrap().unwrap().svg;
-        assert!(svg.starts_with("<svg class=\"chart\" role=\"img\" aria-label=\"Loss by step\" viewBox=\"0 0 1000 500\""));
+        assert!(svg.starts_with(
+            "<svg class=\"chart\" role=\"img\" aria-label=\"Loss by step\" viewBox=\"0 0 1000 500\""
+        ));
         assert!(svg.trim_end().ends_with("</svg>") && svg.contains("font-family=\"sans-serif\""));
     }
 

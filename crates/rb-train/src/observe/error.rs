@@ -38,7 +38,9 @@ pub enum ObserveError {
     Encode { path: PathBuf, source: serde_json::Error },
 
     /// The plotting library failed.
-    #[error("cannot draw the chart `{chart}`: {reason}; metrics.jsonl is complete, the report can be made later")]
+    #[error(
+        "cannot draw the chart `{chart}`: {reason}; metrics.jsonl is complete, the report can be made later"
+    )]
     Plot { chart: &'static str, reason: String },
 }
 

@@ -100,15 +100,27 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(si(value), text);
         }
-        assert_eq!([short(0.0), short(0.81), short(0.004), short(12_345.0)], ["0.00", "0.81", "4.00e-3", "1.23e4"]);
+        assert_eq!(
+            [short(0.0), short(0.81), short(0.004), short(12_345.0)],
+            ["0.00", "0.81", "4.00e-3", "1.23e4"]
+        );
         assert_eq!([loss(3.45212), loss(1e9)], ["3.4521", "1.0000e9"]);
-        assert_eq!([grouped(7), grouped(999), grouped(1_000), grouped(1_234_567)], ["7", "999", "1,000", "1,234,567"]);
+        assert_eq!(
+            [grouped(7), grouped(999), grouped(1_000), grouped(1_234_567)],
+            ["7", "999", "1,000", "1,234,567"]
+        );
     }
 
     #[test]
     fn durations() {
-        let cases =
-            [(-3.0, "0s"), (45.2, "45s"), (72.0, "1m12s"), (7_380.0, "2h03m"), (273_600.0, "3d04h"), (59.6, "1m00s")];
+        let cases = [
+            (-3.0, "0s"),
+            (45.2, "45s"),
+            (72.0, "1m12s"),
+            (7_380.0, "2h03m"),
+            (273_600.0, "3d04h"),
+            (59.6, "1m00s"),
+        ];
         for (seconds, text) in cases {
             assert_eq!(duration(seconds), text);
         }

@@ -46,7 +46,9 @@ impl MetricsWriter {
                     dropped_records += 1;
                     return Ok(());
                 }
-                out.write_all(line).and_then(|()| out.write_all(b"\n")).map_err(ObserveError::io("rewrite", path))
+                out.write_all(line)
+                    .and_then(|()| out.write_all(b"\n"))
+                    .map_err(ObserveError::io("rewrite", path))
             })
         })?;
         Ok(Self { file: AppendFile::open(path)?, dropped_records })
@@ -229,7 +231,8 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         MetricsWriter::resume(&path, 7).unwrap();
         assert!(read(&path).unwrap().is_empty());
-        let line = "{\"kind\":\"eval\",\"step\":1,\"loss\":3.0,\"perplexity\":20.0,\"tokens\":9,\"later\":true}\n";
+        let line =
+            "{\"kind\":\"eval\",\"step\":1,\"loss\":3.0,\"perplexity\":20.0,\"tokens\":9,\"later\":true}\n";
         std::fs::write(&path, line).unwrap();
         MetricsWriter::resume(&path, 7).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), line);

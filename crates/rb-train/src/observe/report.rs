@@ -60,7 +60,9 @@ impl Report<'_> {
         let records = metrics::read(&run_dir.join("metrics.jsonl"))?;
         let page = self.page(&records)?;
         let path = run_dir.join("report.html");
-        replace_atomically(&path, |out| out.write_all(page.as_bytes()).map_err(ObserveError::io("write", &path)))?;
+        replace_atomically(&path, |out| {
+            out.write_all(page.as_bytes()).map_err(ObserveError::io("write", &path))
+        })?;
         Ok(path)
     }
 
@@ -181,7 +183,11 @@ impl Page {
             cards.push(("Last training loss", human::loss(loss), String::new()));
         }
         if let Some(&(step, loss)) = run.eval_loss.iter().min_by(|a, b| a.1.total_cmp(&b.1)) {
-            cards.push(("Best eval loss", human::loss(loss), format!("at step {}", human::grouped(step as u64))));
+            cards.push((
+                "Best eval loss",
+                human::loss(loss),
+                format!("at step {}", human::grouped(step as u64)),
+            ));
         }
         if let Some(speed) = median(run.tokens_per_s.iter().map(|p| p.1)) {
             cards.push(("Tokens/s, median", human::si(speed), String::new()));
@@ -230,10 +236,23 @@ impl Page {
             size: (2200, 800),
             ..small.clone()
         };
-        let rate = Chart { name: "Learning rate", points: &run.lr, smoothed: false, color: RATE_COLOR, ..small.clone() };
-        let norm = Chart { name: "Gradient norm", points: &run.grad_norm, color: NORM_COLOR, ..small.clone() };
-        let speed = Chart { name: "Tokens per second", points: &run.tokens_per_s, color: SPEED_COLOR, ..small.clone() };
-        let flops = Chart { name: "Model FLOP/s", points: &run.flops_per_s, color: SPEED_COLOR, ..small.clone() };
+        let rate = Chart {
+            name: "Learning rate",
+            points: &run.lr,
+            smoothed: false,
+            color: RATE_COLOR,
+            ..small.clone()
+        };
+        let norm =
+            Chart { name: "Gradient norm", points: &run.grad_norm, color: NORM_COLOR, ..small.clone() };
+        let speed = Chart {
+            name: "Tokens per second",
+            points: &run.tokens_per_s,
+            color: SPEED_COLOR,
+            ..small.clone()
+        };
+        let flops =
+            Chart { name: "Model FLOP/s", points: &run.flops_per_s, color: SPEED_COLOR, ..small.clone() };
 
         self.raw("<section class=\"charts\">\n");
         let Some(drawn) = loss.draw()? else {
@@ -241,12 +260,7 @@ impl Page {
             return Ok(());
         };
         self.figure(&loss, "nats per token", &drawn, &run.events);
-        let rest = [
-            (rate, ""),
-            (norm, "before clipping"),
-            (speed, ""),
-            (flops, "without recomputation"),
-        ];
+        let rest = [(rate, ""), (norm, "before clipping"), (speed, ""), (flops, "without recomputation")];
         for (chart, unit) in &rest {
             if let Some(drawn) = chart.draw()? {
                 self.figure(chart, unit, &drawn, &[]);
@@ -330,14 +344,16 @@ impl Page {
         if hidden > 0 {
             let earlier = human::grouped(hidden as u64);
             // Writing to a String cannot fail.
-            let _ = writeln!(self.0, "<p>{earlier} earlier events are in <code>metrics.jsonl</code> only.</p>");
+            let _ =
+                writeln!(self.0, "<p>{earlier} earlier events are in <code>metrics.jsonl</code> only.</p>");
         }
         self.raw("<div class=\"scroll\"><table class=\"events\">\n<thead><tr><th>Step</th><th>Event</th>");
         self.raw("<th>Message</th></tr></thead>\n<tbody>\n");
         for event in &events[hidden..] {
             let class = event.event.as_str();
             let _ = write!(self.0, "<tr><td>{}</td><td>", human::grouped(event.step));
-            let _ = write!(self.0, "<b class=\"{class}\">{}</b></td><td dir=\"auto\">", class.replace('_', " "));
+            let _ =
+                write!(self.0, "<b class=\"{class}\">{}</b></td><td dir=\"auto\">", class.replace('_', " "));
             self.text(&event.message);
             self.raw("</td></tr>\n");
         }
@@ -383,7 +399,8 @@ mod tests {
 
     #[test]
     fn hundred_thousand_records_make_a_small_page() {
-        let records: Vec<Record> = (1..=100_000).map(|s| train(s, 3.0 + (s % 9) as f64 * 0.1).into()).collect();
+        let records: Vec<Record> =
+            (1..=100_000).map(|s| train(s, 3.0 + (s % 9) as f64 * 0.1).into()).collect();
         let page = page(&records);
         assert!(page.len() < 600_000, "{}", page.len());
         assert!(page.contains("<dd>100,000</dd>") && page.contains("moving average"));
@@ -393,7 +410,10 @@ mod tests {
     #[test]
     fn text_from_outside_is_escaped_and_keeps_its_script() {
         let summary = [("a<b".to_owned(), "<script>alert(1)</script>".to_owned())];
-        let samples = [("\u{645}\u{631}\u{62d}\u{628}\u{627}".to_owned(), "\u{995}\u{9cd}\u{9b7} & 'x'\u{0}\r\n".to_owned())];
+        let samples = [(
+            "\u{645}\u{631}\u{62d}\u{628}\u{627}".to_owned(),
+            "\u{995}\u{9cd}\u{9b7} & 'x'\u{0}\r\n".to_owned(),
+        )];
         let records = [EventRecord::new(3, EventKind::Warning, "\"<b>\"").into()];
         let report =
             Report { title: "<t>", config_text: "name = \"</pre>\"\n", summary: &summary, samples: &samples };
@@ -419,10 +439,13 @@ mod tests {
         let html = page(&records);
         assert!(html.contains("skipped step</b>") && html.contains("resumed</em>"));
         assert!(html.contains("<dt>Skipped steps</dt><dd>1<small>"));
-        let many: Vec<Record> =
-            (0..700).map(|s| EventRecord::new(s, EventKind::Checkpoint, format!("step-{s}")).into()).collect();
+        let many: Vec<Record> = (0..700)
+            .map(|s| EventRecord::new(s, EventKind::Checkpoint, format!("step-{s}")).into())
+            .collect();
         let html = page(&many);
-        assert!(html.contains("200 earlier events") && html.contains("step-699") && !html.contains("step-199<"));
+        assert!(
+            html.contains("200 earlier events") && html.contains("step-699") && !html.contains("step-199<")
+        );
     }
 
     #[test]

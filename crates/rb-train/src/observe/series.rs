@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn spikes_survive_thinning() {
-        let mut points: Vec<Point> = (0..100_000).map(|i| (f64::from(i), 3.0 + f64::from(i % 7) * 0.01)).collect();
+        let mut points: Vec<Point> =
+            (0..100_000).map(|i| (f64::from(i), 3.0 + f64::from(i % 7) * 0.01)).collect();
         points[54_321].1 = 99.0;
         points[77_777].1 = -5.0;
         let thinned = thin(&points, MAX_POINTS);
@@ -89,7 +90,11 @@ mod tests {
         for len in [0, 1, 2, 1999, 2000, 2001, 2002, 3999, 4001] {
             let points: Vec<Point> = (0..len).map(|i| (f64::from(i), f64::from(i * 37 % 11))).collect();
             let thinned = thin(&points, MAX_POINTS);
-            assert!(thinned.len() <= MAX_POINTS && (len > 2000 || thinned == points), "{len}: {}", thinned.len());
+            assert!(
+                thinned.len() <= MAX_POINTS && (len > 2000 || thinned == points),
+                "{len}: {}",
+                thinned.len()
+            );
         }
     }
 

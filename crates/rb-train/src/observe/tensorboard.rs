@@ -75,7 +75,8 @@ impl TensorBoardWriter {
     /// # Errors
     /// [`ObserveError::Io`].
     pub fn eval(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
-        let mut scalars = vec![("eval/loss", record.loss.get()), ("eval/perplexity", record.perplexity.get())];
+        let mut scalars =
+            vec![("eval/loss", record.loss.get()), ("eval/perplexity", record.perplexity.get())];
         if let Some(bits) = record.bits_per_byte {
             scalars.push(("eval/bits_per_byte", bits.get()));
         }
@@ -126,8 +127,12 @@ fn event_file_seconds(name: &str) -> Option<u64> {
 fn host_name() -> String {
     let path = PathBuf::from("/proc/sys/kernel/hostname");
     let name = std::fs::read_to_string(path).unwrap_or_default();
-    let name: String =
-        name.trim().chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).take(64).collect();
+    let name: String = name
+        .trim()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
+        .take(64)
+        .collect();
     if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
@@ -304,7 +309,9 @@ mod tests {
             .map(|(field, value)| {
                 let (1, Value::Bytes(entry)) = (field, value) else { panic!("{value:?}") };
                 let entry = fields(entry);
-                let [(1, Value::Bytes(tag)), (2, Value::Four(number))] = &entry[..] else { panic!("{entry:?}") };
+                let [(1, Value::Bytes(tag)), (2, Value::Four(number))] = &entry[..] else {
+                    panic!("{entry:?}")
+                };
                 (String::from_utf8(tag.clone()).unwrap(), f32::from_le_bytes(*number))
             })
             .collect()

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::Result;
 use crate::config::Config;
 use crate::observe::{
-    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, Progress, Report, TensorBoardWriter, TrainRecord,
-    now_unix_ms, resident_bytes,
+    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, Progress, Report, TensorBoardWriter,
+    TrainRecord, now_unix_ms, resident_bytes,
 };
 use crate::run_dir::RunDir;
 

@@ -153,7 +153,12 @@ impl<'a> Problem<'a> {
 
 /// Output `[B, T, Hq, D]`, and `lse [B, T, Hq]`: the logarithm of each row's sum of exponentials, negative
 /// infinity for a query that sees nothing.
-pub fn forward<T: Float>(p: &Problem<'_>, q: Heads<'_, T>, k: Heads<'_, T>, v: Heads<'_, T>) -> (Vec<T>, Vec<T>) {
+pub fn forward<T: Float>(
+    p: &Problem<'_>,
+    q: Heads<'_, T>,
+    k: Heads<'_, T>,
+    v: Heads<'_, T>,
+) -> (Vec<T>, Vec<T>) {
     let out_row = p.num_heads * p.head_dim;
     let mut out = vec![T::ZERO; p.batch * p.queries * out_row];
     let mut lse = vec![T::NEG_INFINITY; p.batch * p.queries * p.num_heads];

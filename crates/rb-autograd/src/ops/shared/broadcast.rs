@@ -186,7 +186,8 @@ mod tests {
         for [a, b] in shapes() {
             let (a, b) = (Shape::from(a), Shape::from(b));
             let out = rules::broadcast("test", &a, &b).unwrap();
-            let values = |s: &Shape, rng: &mut Rng| -> Vec<f64> { (0..s.numel()).map(|_| rng.normal()).collect() };
+            let values =
+                |s: &Shape, rng: &mut Rng| -> Vec<f64> { (0..s.numel()).map(|_| rng.normal()).collect() };
             let (av, bv) = (values(&a, &mut rng), values(&b, &mut rng));
             let place = |s: &Shape, mut flat: usize| {
                 let (mut place, mut stride) = (0, 1);
@@ -199,12 +200,16 @@ mod tests {
                 }
                 place
             };
-            let want: Vec<f64> = (0..out.numel()).map(|i| av[place(&a, i)] - 2.0 * bv[place(&b, i)]).collect();
+            let want: Vec<f64> =
+                (0..out.numel()).map(|i| av[place(&a, i)] - 2.0 * bv[place(&b, i)]).collect();
             let (at, bt) = (Tensor::from_vec(av, &a).unwrap(), Tensor::from_vec(bv, &b).unwrap());
             let got = map2::<f64>(&at, &bt, &out, |a, b| a - 2.0 * b).unwrap();
             assert_eq!(got.to_vec::<f64>().unwrap(), want, "{a} {b}");
             if a == out {
-                assert_eq!(update::<f64>(at, &bt, |a, b| a - 2.0 * b).unwrap().to_vec::<f64>().unwrap(), want);
+                assert_eq!(
+                    update::<f64>(at, &bt, |a, b| a - 2.0 * b).unwrap().to_vec::<f64>().unwrap(),
+                    want
+                );
             }
             let mut sums = vec![0.0; a.numel()];
             want.iter().enumerate().for_each(|(i, w)| sums[place(&a, i)] += w);

@@ -69,7 +69,10 @@ pub mod checks {
             for ((x, f), t) in x.iter().zip(fast).zip(truth) {
                 let close = f.is_finite() && (f - t).abs() <= 1e-6 * t.abs().max(1e-30);
                 // A result below the normal range of f32 may be flushed to zero or lose digits.
-                assert!(close || (t.abs() < 2e-38 && f.abs() < 2e-38), "{what} at {x:e}: {f:e} in f32, {t:e} in f64");
+                assert!(
+                    close || (t.abs() < 2e-38 && f.abs() < 2e-38),
+                    "{what} at {x:e}: {f:e} in f32, {t:e} in f64"
+                );
             }
         }
     }
@@ -110,7 +113,10 @@ mod tests {
         let saved = Tensor::from_vec(vec![3.0f32, 4.0], [2]).unwrap();
         let kept = dy.clone();
         let dx = chain::<f32>(dy, &saved, |d, s| d * s).unwrap();
-        assert_eq!((dx.to_vec::<f32>().unwrap(), kept.to_vec::<f32>().unwrap()), (vec![3.0, 8.0], vec![1.0, 2.0]));
+        assert_eq!(
+            (dx.to_vec::<f32>().unwrap(), kept.to_vec::<f32>().unwrap()),
+            (vec![3.0, 8.0], vec![1.0, 2.0])
+        );
         let buffer = dx.buffer_id();
         assert_eq!(map_in_place::<f32>(dx, |d| -d).unwrap().buffer_id(), buffer, "an unshared one is reused");
     }

@@ -3,7 +3,8 @@
 //! How the work is cut depends on sizes alone, and partial results are added in order.
 
 use crate::host;
-use crate::{Beta, Float};
+use crate::testing::{Case, Fill};
+use crate::{Beta, Float, Result, Var};
 
 /// Elements of `[n, inner]` from which one block is worth all threads.
 const LARGE_BLOCK: usize = 64 * 1024;
@@ -95,7 +96,8 @@ fn first_max<T: Float>(x: &[T]) -> (T, i32) {
         }
     }
     let best = lanes.into_iter().chain(tail.iter().copied()).fold(T::NEG_INFINITY, T::max);
-    let found = if is_nan(best) { x.iter().position(|&v| is_nan(v)) } else { x.iter().position(|&v| v == best) };
+    let found =
+        if is_nan(best) { x.iter().position(|&v| is_nan(v)) } else { x.iter().position(|&v| v == best) };
     // The value itself, so that -0 and 0, which are equal, are not exchanged.
     let index = found.unwrap_or(0);
     (x[index], index as i32)
@@ -103,6 +105,37 @@ fn first_max<T: Float>(x: &[T]) -> (T, i32) {
 
 fn is_nan<T: Float>(x: T) -> bool {
     x.partial_cmp(&x).is_none()
+}
+
+/// Cases of a reduction: every axis of odd sizes, axes of one element, and large ones.
+pub fn cases(op: for<'t> fn(&Var<'t>, isize, bool) -> Result<Var<'t>>) -> Vec<Case> {
+    let shapes: [(&[usize], isize); 10] = [
+        (&[1], 0),
+        (&[5, 33], -1),
+        (&[31, 4], 0),
+        (&[2, 7, 3], 1),
+        (&[2, 7, 3], -3),
+        (&[4, 1, 3], 1),
+        (&[0, 3], 1),
+        (&[3, 5, 0], 1),
+        (&[2, 1000], 1),
+        (&[3001, 33], 0),
+    ];
+    let both = shapes.into_iter().flat_map(|(shape, axis)| [(shape, axis, false), (shape, axis, true)]);
+    let case = |(shape, axis, keep): (&[usize], isize, bool)| {
+        let name = format!("{shape:?} axis {axis}{}", if keep { " kept" } else { "" });
+        Case::new(name, [(shape.into(), Fill::Distinct)], move |v| op(&v[0], axis, keep))
+    };
+    both.map(case).collect()
+}
+
+/// What `op` says of a `[2, 6]` input.
+#[cfg(test)]
+pub fn axis_message(op: impl for<'t> Fn(&Var<'t>) -> Result<Var<'t>>) -> String {
+    let params = crate::ParamStore::empty();
+    let tape = crate::Tape::new(&params);
+    let x = tape.leaf(rb_tensor::Tensor::from_vec(vec![0f32; 12], [2, 6]).unwrap());
+    op(&x).unwrap_err().to_string()
 }
 
 #[cfg(test)]
@@ -114,11 +147,24 @@ mod tests {
     #[test]
     fn sums_match_the_obvious_loop_on_any_number_of_threads() {
         let mut rng = Rng::new(5);
-        for view in [(1, 1, 1), (3, 7, 5), (2, 70_001, 1), (1, 3001, 33), (2, 0, 3), (0, 3, 2), (1000, 31, 1), (2, 5, 16_400)] {
+        for view in [
+            (1, 1, 1),
+            (3, 7, 5),
+            (2, 70_001, 1),
+            (1, 3001, 33),
+            (2, 0, 3),
+            (0, 3, 2),
+            (1000, 31, 1),
+            (2, 5, 16_400),
+        ] {
             let (outer, n, inner) = view;
             let x: Vec<f32> = (0..outer * n * inner).map(|_| rng.normal() as f32).collect();
             let run = |threads| {
-                rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| sum(&x, view))
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .build()
+                    .unwrap()
+                    .install(|| sum(&x, view))
             };
             let y = run(1);
             assert_eq!(y, run(5), "{view:?}");
