@@ -7,8 +7,9 @@ use std::any::TypeId;
 
 use gemm::Parallelism;
 use rayon::prelude::*;
+use rb_tensor::Tensor;
 
-use crate::{Beta, Float};
+use crate::{Beta, Float, Result};
 
 /// Elements that one parallel task handles at least: small enough to balance, large enough to pay for itself.
 const TASK_ELEMENTS: usize = 16 * 1024;
@@ -93,6 +94,17 @@ pub fn par_update<T: Float>(y: &mut [T], x: &[T], f: impl Fn(T, T) -> T + Sync) 
             *y = f(*y, x);
         }
     });
+}
+
+/// Lets `f` overwrite the values of `x`: in place where nobody else holds its buffer, else in a copy.
+pub fn update<T: Float>(mut x: Tensor, f: impl FnOnce(&mut [T])) -> Result<Tensor> {
+    if let Some(values) = x.as_mut_slice::<T>() {
+        f(values);
+        return Ok(x);
+    }
+    let mut values = x.to_vec::<T>()?;
+    f(&mut values);
+    Ok(Tensor::from_vec(values, x.shape().clone())?)
 }
 
 /// Stores (`Beta::Overwrite`) or adds (`Beta::Accumulate`) `x` into `y`.

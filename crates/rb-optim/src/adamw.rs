@@ -129,7 +129,3 @@ impl Update<2> for AdamWUpdate {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "adamw_tests.rs"]
-mod tests;

@@ -41,7 +41,7 @@
 //!
 //! let x = Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [2, 4])?;
 //! let labels = Tensor::from_vec(vec![2i32, 0], [2])?;
-//! let options = ops::cross_entropy::CrossEntropyOptions::new(3);
+//! let options = ops::cross_entropy::CrossEntropyOptions::default();
 //! let mut losses = Vec::new();
 //! for _ in 0..3 {
 //!     {

@@ -106,7 +106,8 @@ mod tests {
         let dx = outcome.dx[0].as_ref().unwrap();
         assert_eq!((dx.dtype(), dx.as_bytes()), (DType::F32, rounded.as_bytes()));
         // Ending in bf16, so that the upstream gradient is bf16.
-        let outcome = Case::normal("", &[], |v| cast(&v[0], DType::BF16)).run(&[x.clone()], Some(&dy)).unwrap();
+        let outcome =
+            Case::normal("", &[], |v| cast(&v[0], DType::BF16)).run(&[x.clone()], Some(&dy)).unwrap();
         assert_eq!(outcome.dx[0].as_ref().unwrap().as_bytes(), rounded.as_bytes());
         // One bf16 value with two readers: their gradients are added.
         let twice = Case::normal("", &[], |v| {

@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn edges() {
         for dtype in [DType::F32, DType::F64] {
-            let (y, dx) = checks::derivative(exp, &[f64::NEG_INFINITY, -1e4, -0.0, 1e4, f64::INFINITY], dtype);
+            let (y, dx) =
+                checks::derivative(exp, &[f64::NEG_INFINITY, -1e4, -0.0, 1e4, f64::INFINITY], dtype);
             let want = [0.0, 0.0, 1.0, f64::INFINITY, f64::INFINITY];
             assert_eq!((y, dx), (want.to_vec(), want.to_vec()), "{dtype}");
         }

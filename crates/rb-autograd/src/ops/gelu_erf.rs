@@ -40,7 +40,12 @@ impl Op for GeluErf {
         Ok((y, GeluErfSaved { x: inputs[0].clone() }))
     }
 
-    fn host_backward<T: Float>(&self, saved: GeluErfSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn host_backward<T: Float>(
+        &self,
+        saved: GeluErfSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
         let dx = elementwise::chain::<T>(dy, &saved.x, |dy, x| dy * slope(x))?;
         grads.add(0, dx)
     }

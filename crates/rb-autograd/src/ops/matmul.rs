@@ -53,13 +53,19 @@ impl Op for Matmul {
         let (a, b) = (&inputs[0], &inputs[1]);
         let plan = Plan::new(a.shape(), b.shape(), out);
         let (xs, ys) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
-        let terms: Vec<Vec<_>> = plan.pairs.iter().map(|&(i, j)| vec![(plan.a(xs, i), plan.b(ys, j))]).collect();
+        let terms: Vec<Vec<_>> =
+            plan.pairs.iter().map(|&(i, j)| vec![(plan.a(xs, i), plan.b(ys, j))]).collect();
         let mut y = vec![T::ZERO; out.numel()];
         products(&mut y, (plan.m, plan.n), &terms, plan.k, Beta::Overwrite);
         Ok((Tensor::from_vec(y, out.clone())?, MatmulSaved { a: a.clone(), b: b.clone() }))
     }
 
-    fn host_backward<T: Float>(&self, saved: MatmulSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn host_backward<T: Float>(
+        &self,
+        saved: MatmulSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
         let plan = Plan::new(saved.a.shape(), saved.b.shape(), dy.shape());
         let (a, b, dy) = (saved.a.as_slice::<T>()?, saved.b.as_slice::<T>()?, dy.as_slice::<T>()?);
         if grads.wanted(0) {
@@ -173,9 +179,8 @@ fn products<T: Float>(
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
-    let case = |a: &[usize], b: &[usize]| {
-        Case::normal(format!("{a:?} {b:?}"), &[a, b], |v| matmul(&v[0], &v[1]))
-    };
+    let case =
+        |a: &[usize], b: &[usize]| Case::normal(format!("{a:?} {b:?}"), &[a, b], |v| matmul(&v[0], &v[1]));
     vec![
         case(&[1, 1], &[1, 1]),
         case(&[31, 33], &[33, 7]),

@@ -83,7 +83,8 @@ mod tests {
     #[test]
     fn edges() {
         for dtype in [DType::F32, DType::F64] {
-            let (y, dx) = checks::derivative(relu, &[f64::NEG_INFINITY, -1.0, -0.0, 0.0, 2.0, f64::INFINITY], dtype);
+            let (y, dx) =
+                checks::derivative(relu, &[f64::NEG_INFINITY, -1.0, -0.0, 0.0, 2.0, f64::INFINITY], dtype);
             assert_eq!(y, [0.0, 0.0, 0.0, 0.0, 2.0, f64::INFINITY], "{dtype}");
             assert_eq!(dx, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "{dtype}");
         }

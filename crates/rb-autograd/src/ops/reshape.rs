@@ -24,6 +24,7 @@ struct Reshape {
 
 impl Op for Reshape {
     const NAME: &'static str = "reshape";
+    const ANY_DTYPE: bool = true;
     type Saved = ();
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {

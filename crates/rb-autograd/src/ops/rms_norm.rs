@@ -123,4 +123,12 @@ mod tests {
     fn gradcheck() {
         crate::testing::check_op("rms_norm").unwrap();
     }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("rms_norm") {
+            let eps = case.number("eps");
+            crate::golden::check(&case, |v| rms_norm(&v[0], &v[1], eps), 1e-12);
+        }
+    }
 }

@@ -203,4 +203,17 @@ mod tests {
     fn gradcheck() {
         crate::testing::check_op("rope").unwrap();
     }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("rope") {
+            let x = case.tensor("in0").shape().clone();
+            let inv_freq = case.tensor("inv_freq").to_dtype(DType::F64).to_vec::<f64>().unwrap();
+            let table = RopeTable { inv_freq: inv_freq.into(), attention_scaling: 1.0 };
+            let positions = case.tensor("positions");
+            let rows: Vec<i32> = positions.to_vec::<i32>().unwrap().into_iter().cycle().take(x[0] * x[1]).collect();
+            let positions = Tensor::from_vec(rows, [x[0], x[1]]).unwrap();
+            crate::golden::check(&case, |v| rope(&v[0], &positions, &table, x[2]), 1e-11);
+        }
+    }
 }

@@ -38,7 +38,12 @@ impl Op for Sigmoid {
         Ok((y.clone(), SigmoidSaved { y }))
     }
 
-    fn host_backward<T: Float>(&self, saved: SigmoidSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn host_backward<T: Float>(
+        &self,
+        saved: SigmoidSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
         let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * y * (T::ONE - y))?;
         grads.add(0, dx)
     }

@@ -111,6 +111,8 @@ mod tests {
     fn arena() {
         arena_check::check(&[&[3, 8]], |v| slice(&v[0], 1, 2, 5));
         arena_check::check(&[&[5, 3]], |v| slice(&v[0], 0, 1, 2));
-        arena_check::check(&[&[3, 8]], |v| super::super::add(&slice(&v[0], 1, 0, 5)?, &slice(&v[0], 1, 2, 5)?));
+        arena_check::check(&[&[3, 8]], |v| {
+            super::super::add(&slice(&v[0], 1, 0, 5)?, &slice(&v[0], 1, 2, 5)?)
+        });
     }
 }

@@ -51,7 +51,11 @@ impl Op for Sub {
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
     let case = |s: [&'static [usize]; 2]| Case::normal(format!("{s:?}"), &s, |v| sub(&v[0], &v[1]));
-    broadcast::shapes().into_iter().map(case).chain([Case::normal("itself", &[&[3, 4]], |v| sub(&v[0], &v[0]))]).collect()
+    broadcast::shapes()
+        .into_iter()
+        .map(case)
+        .chain([Case::normal("itself", &[&[3, 4]], |v| sub(&v[0], &v[0]))])
+        .collect()
 }
 
 #[cfg(test)]

@@ -90,4 +90,12 @@ mod tests {
     fn gradcheck() {
         crate::testing::check_op("swiglu").unwrap();
     }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("swiglu") {
+            let pack = |v: &[Var<'_>]| v[0].shape().rank() as isize - 1;
+            crate::golden::check(&case, |v| swiglu(&super::super::concat(&[&v[0], &v[1]], pack(v))?), 1e-12);
+        }
+    }
 }

@@ -234,7 +234,7 @@ mod tests {
 
     fn slow_mask(bytes: &[u8]) -> u32 {
         let crc = slow_crc(bytes);
-        ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+        crc.rotate_right(15).wrapping_add(0xa282_ead8)
     }
 
     /// Splits a file into payloads, checking both sums of each frame.

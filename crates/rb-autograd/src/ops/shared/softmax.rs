@@ -1,7 +1,13 @@
 //! Row kernels of softmax: maximum, shifted exponential and sum, in fixed lanes so that they vectorise and
-//! add in the same order everywhere.
+//! add in the same order everywhere; and what operations over one axis share.
 
-use crate::Float;
+#[cfg(test)]
+use rb_tensor::Tensor;
+
+use crate::testing::Case;
+use crate::{Float, Result, Var};
+#[cfg(test)]
+use crate::{GradStore, ParamStore, Tape};
 
 /// Independent partial results a row is folded into: two AVX2 registers of f32.
 const LANES: usize = 16;
@@ -77,6 +83,55 @@ fn fold<T: Float>(mut acc: [T; LANES]) -> T {
         half /= 2;
     }
     acc[0]
+}
+
+/// The [`shift`] of each column of a block `[n, inner]`.
+pub fn column_shifts<T: Float>(block: &[T], inner: usize) -> Vec<T> {
+    let mut max = vec![T::NEG_INFINITY; inner];
+    for row in block.chunks_exact(inner) {
+        max.iter_mut().zip(row).for_each(|(m, &x)| *m = m.max(x));
+    }
+    max.iter_mut().for_each(|m| *m = shift(*m));
+    max
+}
+
+/// An operation over one axis.
+type AxisOp = for<'t> fn(&Var<'t>, isize) -> Result<Var<'t>>;
+
+/// Cases of an operation over one axis: every axis of odd shapes, one element, none.
+pub fn axis_cases(op: AxisOp) -> Vec<Case> {
+    let case = |shape: &[usize], axis: isize| {
+        Case::normal(format!("{shape:?}, axis {axis}"), &[shape], move |v| op(&v[0], axis))
+    };
+    vec![
+        case(&[1], 0),
+        case(&[3, 31], -1),
+        case(&[2, 3, 33], 2),
+        case(&[3, 1000], 1),
+        case(&[7, 5], 0),
+        case(&[2, 17, 3], 1),
+        case(&[2, 3, 0], 2),
+        case(&[4, 1, 3], 1),
+    ]
+}
+
+/// Output and gradient of an operation over one axis in f32.
+#[cfg(test)]
+pub fn differentiated(
+    op: AxisOp,
+    x: &[f32],
+    shape: &[usize],
+    axis: isize,
+    dy: &[f32],
+) -> Result<(Vec<f32>, Vec<f32>)> {
+    let params = ParamStore::empty();
+    let tape = Tape::new(&params);
+    let x = tape.leaf(Tensor::from_vec(x.to_vec(), shape)?);
+    let y = op(&x, axis)?;
+    let dy = Tensor::from_vec(dy.to_vec(), shape)?;
+    let grads = tape.backward_from(&y, dy, &mut GradStore::new(&params)?)?;
+    let dx = grads.get(&x).expect("a leaf that needs a gradient").to_vec()?;
+    Ok((y.detach().to_vec()?, dx))
 }
 
 #[cfg(test)]
