@@ -144,7 +144,7 @@ pub fn sum<T: Float>(x: &[T]) -> T {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
-            acc[lane] = acc[lane] + acc[lane + half];
+            acc[lane] += acc[lane + half];
         }
         half /= 2;
     }

@@ -8,6 +8,7 @@
 //! tokenizer does the opposite unless `split_special_tokens=True` is passed to it; on texts without such characters
 //! the ids are equal.
 
+mod encode;
 mod folder;
 mod learn;
 mod splitter;
@@ -15,6 +16,7 @@ mod stream;
 mod train;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer as HfTokenizer;
 
+use encode::FastEncoder;
 pub use splitter::{GPT2_PATTERN, RB_PATTERN, Splitter};
 pub use stream::DecodeStream;
 pub use train::TrainReport;
@@ -98,6 +101,8 @@ pub struct Tokenizer {
     byte_level: bool,
     /// Whether text may be cut at the boundaries that `splitter.rs` defines.
     chunked: bool,
+    /// Encodes words without the library's bookkeeping of offsets; `None` where that could change the ids.
+    fast: Option<Arc<FastEncoder>>,
     sha256: [u8; 32],
 }
 
@@ -163,16 +168,20 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::TokenizerLibrary`]; does not occur with byte-level tokenizers.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = |chunk: &str| match &self.fast {
+            Some(fast) => fast.encode(self.inner.get_model(), chunk),
+            None => self.encode_reference(chunk),
+        };
         if !self.chunked || text.len() <= CHUNK_BYTES {
-            return self.encode_chunk(text);
+            return encode(text);
         }
         let chunks: Vec<&str> = splitter::chunks(text, CHUNK_BYTES).collect();
-        let encoded: Vec<Vec<u32>> =
-            chunks.par_iter().map(|c| self.encode_chunk(c)).collect::<Result<_>>()?;
+        let encoded: Vec<Vec<u32>> = chunks.par_iter().map(|chunk| encode(chunk)).collect::<Result<_>>()?;
         Ok(encoded.concat())
     }
 
-    fn encode_chunk(&self, text: &str) -> Result<Vec<u32>> {
+    /// The whole text at once through the library's own steps: the truth that chunks and [`FastEncoder`] must equal.
+    fn encode_reference(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self
             .inner
             .encode_fast(text, false)
@@ -294,12 +303,25 @@ impl Tokenizer {
             special[id as usize] = token.special;
         }
 
-        let mut tokenizer =
-            Self { inner, pieces, special, eos_id: 0, byte_level, chunked: false, sha256: [0; 32] };
-        let own = splitter::is_own(&json["pre_tokenizer"]);
-        let plain = json["normalizer"].is_null() || json["normalizer"]["type"] == "NFC";
-        tokenizer.chunked = own && plain && tokenizer.special.len() == size && tokenizer.only_special_added();
-        tokenizer.eos_id = tokenizer.find_eos(eos, own)?;
+        let mut tokenizer = Self {
+            inner,
+            pieces,
+            special,
+            eos_id: 0,
+            byte_level,
+            chunked: false,
+            fast: None,
+            sha256: [0; 32],
+        };
+        let own = splitter::own(&json["pre_tokenizer"]);
+        if let Some(splitter) = own.filter(|_| tokenizer.only_special_added()) {
+            let normalizer = &json["normalizer"];
+            tokenizer.chunked = normalizer.is_null() || normalizer["type"] == "NFC";
+            if normalizer.is_null() {
+                tokenizer.fast = Some(Arc::new(FastEncoder::new(splitter).map_err(|e| e.to_string())?));
+            }
+        }
+        tokenizer.eos_id = tokenizer.find_eos(eos, own.is_some())?;
         let compact = tokenizer.inner.to_string(false).map_err(|e| e.to_string())?;
         let hash = Sha256::new().chain_update(compact).chain_update(tokenizer.eos_id.to_le_bytes());
         tokenizer.sha256 = hash.finalize().into();

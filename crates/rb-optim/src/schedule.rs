@@ -1,90 +1,75 @@
-//! [`Schedule`]: the learning rate as a closed form of the step number.
+//! Learning-rate schedules: closed forms of the step, so that resuming needs no state.
 
-use crate::Result;
-use crate::error::require;
-
-/// What the rate does after warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScheduleKind {
-    /// Stays at the peak for ever.
-    Constant,
-    /// Falls in a line to the floor.
-    Linear,
-    /// Falls in half a cosine to the floor.
-    Cosine,
-    /// Stays at the peak, then falls in a line to the floor over the last steps.
-    WarmupStableDecay {
-        /// Steps of the fall.
-        decay_steps: u64,
-    },
-}
-
-/// A learning rate for each step; steps count from 0.
-///
-/// - **Warm-up** `peak * (step + 1) / warmup_steps` for `step < warmup_steps`: never 0, the peak at its last
-///   step.
-/// - **Decay** with `p = (step - start) / (total_steps - start)`, where `start` is `warmup_steps`, or
-///   `total_steps - decay_steps` for [`ScheduleKind::WarmupStableDecay`]:
-///   linear `floor + (peak - floor) * (1 - p)`, cosine `floor + (peak - floor) * (1 + cos(pi p)) / 2`.
-/// - **After** `total_steps` the rate stays at the floor; it never restarts.
-///
-/// The rate depends on nothing but the step, so a resumed run has nothing to restore.
+/// A schedule. Every kind starts with a linear warm-up over `warmup_steps` whose first rate is
+/// `peak / warmup_steps`, never 0, and stays at its floor after its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// Shape after warm-up.
-    pub kind: ScheduleKind,
-    /// Largest rate.
-    pub peak_lr: f64,
-    /// Floor of the decay, an absolute rate.
-    pub min_lr: f64,
-    /// Steps of linear warm-up.
-    pub warmup_steps: u64,
-    /// Steps of the whole run.
-    pub total_steps: u64,
+    kind: Kind,
+    peak: f64,
+    floor: f64,
+    warmup_steps: u64,
+    total_steps: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Constant,
+    Linear,
+    Cosine,
+    WarmupStableDecay { decay_steps: u64 },
 }
 
 impl Schedule {
-    /// Checks the numbers against each other.
-    ///
-    /// # Errors
-    /// [`crate::OptimError::HyperParameter`] with the number, its value and the rule.
-    pub fn validate(&self) -> Result<()> {
-        let Schedule { kind, peak_lr, min_lr, warmup_steps, total_steps } = *self;
-        let rule = |good, name, value: String, expected| require(good, "schedule", name, value, expected);
-        let finite = "a finite number of at least 0";
-        rule(peak_lr.is_finite() && peak_lr >= 0.0, "peak_lr", peak_lr.to_string(), finite)?;
-        rule(min_lr.is_finite() && min_lr >= 0.0, "min_lr", min_lr.to_string(), finite)?;
-        rule(min_lr <= peak_lr, "min_lr", min_lr.to_string(), "at most peak_lr")?;
-        rule(warmup_steps <= total_steps, "warmup_steps", warmup_steps.to_string(), "at most total_steps")?;
-        if let ScheduleKind::WarmupStableDecay { decay_steps } = kind {
-            let room = total_steps - warmup_steps;
-            let expected = "at most total_steps - warmup_steps";
-            rule(decay_steps <= room, "decay_steps", decay_steps.to_string(), expected)?;
-        }
-        Ok(())
+    /// Stays at `peak`.
+    pub fn constant(peak: f64, warmup_steps: u64) -> Schedule {
+        Schedule { kind: Kind::Constant, peak, floor: peak, warmup_steps, total_steps: u64::MAX }
     }
 
-    /// The rate of `step`.
+    /// Falls in a line from `peak` to `floor`, which the last of `total_steps` steps reaches.
+    pub fn linear(peak: f64, floor: f64, warmup_steps: u64, total_steps: u64) -> Schedule {
+        Schedule { kind: Kind::Linear, peak, floor, warmup_steps, total_steps }
+    }
+
+    /// Falls in half a cosine from `peak` to `floor` (arXiv:1608.03983, without restarts).
+    pub fn cosine(peak: f64, floor: f64, warmup_steps: u64, total_steps: u64) -> Schedule {
+        Schedule { kind: Kind::Cosine, peak, floor, warmup_steps, total_steps }
+    }
+
+    /// Stays at `peak`, then falls in a line over the last `decay_steps` (arXiv:2404.06395).
+    pub fn warmup_stable_decay(
+        peak: f64,
+        floor: f64,
+        warmup_steps: u64,
+        decay_steps: u64,
+        total_steps: u64,
+    ) -> Schedule {
+        Schedule { kind: Kind::WarmupStableDecay { decay_steps }, peak, floor, warmup_steps, total_steps }
+    }
+
+    /// The rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
-        let Schedule { kind, peak_lr, min_lr, warmup_steps, total_steps } = *self;
-        if step < warmup_steps {
-            return (peak_lr * ((step + 1) as f64 / warmup_steps as f64)).min(peak_lr);
+        if step < self.warmup_steps {
+            return self.peak * (step + 1) as f64 / self.warmup_steps as f64;
         }
-        let start = match kind {
-            ScheduleKind::Constant => return peak_lr,
-            ScheduleKind::Linear | ScheduleKind::Cosine => warmup_steps,
-            ScheduleKind::WarmupStableDecay { decay_steps } => total_steps.saturating_sub(decay_steps),
+        let fall_from = match self.kind {
+            Kind::Constant => return self.peak,
+            Kind::WarmupStableDecay { decay_steps } => self.total_steps.saturating_sub(decay_steps),
+            Kind::Linear | Kind::Cosine => self.warmup_steps,
         };
-        if step >= total_steps {
-            return min_lr;
+        if step + 1 >= self.total_steps {
+            return if fall_from >= self.total_steps { self.peak } else { self.floor };
         }
-        let progress = step.saturating_sub(start) as f64 / (total_steps - start) as f64;
-        let share = match kind {
-            ScheduleKind::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
-            _ => 1.0 - progress,
+        if step < fall_from {
+            return self.peak;
+        }
+        // The first falling step is one share below the peak unless it follows the warm-up directly, whose
+        // last step has just been at the peak; the last of all is at the floor.
+        let share = (step + 1 - fall_from) as f64 / (self.total_steps - fall_from) as f64;
+        let remaining = match self.kind {
+            Kind::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * share).cos()),
+            _ => 1.0 - share,
         };
-        // Rounding may leave the interval by one ulp.
-        (min_lr + (peak_lr - min_lr) * share).min(peak_lr).max(min_lr)
+        self.floor + (self.peak - self.floor) * remaining
     }
 }
 
@@ -92,78 +77,43 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    const PEAK: f64 = 3e-4;
-    const FLOOR: f64 = 3e-5;
-
-    fn schedule(kind: ScheduleKind, warmup_steps: u64, total_steps: u64) -> Schedule {
-        Schedule { kind, peak_lr: PEAK, min_lr: FLOOR, warmup_steps, total_steps }
+    fn rates(schedule: Schedule, n: u64) -> Vec<f64> {
+        (0..n).map(|s| schedule.lr(s)).collect()
     }
 
-    /// Compares steps `0..total + 10` with values worked out by `expected` for the steps after warm-up.
-    fn check(schedule: Schedule, expected: impl Fn(f64) -> f64) {
-        schedule.validate().unwrap();
-        let mut last = f64::INFINITY;
-        for step in 0..schedule.total_steps + 10 {
-            let lr = schedule.lr(step);
-            assert!(lr > 0.0 && lr <= PEAK, "step {step}: {lr}");
-            let want = if step < schedule.warmup_steps {
-                PEAK * (step as f64 + 1.0) / schedule.warmup_steps as f64
-            } else {
-                assert!(lr <= last, "step {step}: the rate rises from {last} to {lr}");
-                last = lr;
-                expected(step as f64)
-            };
-            assert!((lr - want).abs() <= 1e-15, "step {step}: {lr}, expected {want}");
-        }
+    fn close(a: &[f64], b: &[f64]) {
+        assert_eq!(a.len(), b.len());
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12), "{a:?} {b:?}");
     }
 
     #[test]
-    fn sequences_match_closed_forms() {
-        check(schedule(ScheduleKind::Constant, 5, 20), |_| PEAK);
-        check(schedule(ScheduleKind::Linear, 4, 24), |s| {
-            if s >= 24.0 { FLOOR } else { PEAK - (PEAK - FLOOR) * (s - 4.0) / 20.0 }
-        });
-        let cosine = |s: f64| {
-            let angle = std::f64::consts::PI * ((s - 3.0) / 17.0).min(1.0);
-            (PEAK + FLOOR) / 2.0 + (PEAK - FLOOR) / 2.0 * angle.cos()
-        };
-        check(schedule(ScheduleKind::Cosine, 3, 20), cosine);
-        check(schedule(ScheduleKind::WarmupStableDecay { decay_steps: 8 }, 2, 30), |s| match s {
-            s if s < 22.0 => PEAK,
-            s if s >= 30.0 => FLOOR,
-            s => FLOOR + (PEAK - FLOOR) * (30.0 - s) / 8.0,
-        });
+    fn closed_forms() {
+        close(&rates(Schedule::constant(2.0, 2), 4), &[1.0, 2.0, 2.0, 2.0]);
+        close(&rates(Schedule::linear(1.0, 0.0, 2, 6), 9), &[0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0]);
+        let half = |x: f64| 0.1 + 0.9 * 0.5 * (1.0 + (std::f64::consts::PI * x).cos());
+        close(
+            &rates(Schedule::cosine(1.0, 0.1, 0, 4), 6),
+            &[half(0.25), half(0.5), half(0.75), 0.1, 0.1, 0.1],
+        );
+        let wsd = Schedule::warmup_stable_decay(1.0, 0.2, 1, 4, 8);
+        close(&rates(wsd, 10), &[1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]);
+        close(&rates(Schedule::warmup_stable_decay(1.0, 0.2, 0, 0, 2), 4), &[1.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]
-    fn the_ends() {
-        for kind in [
-            ScheduleKind::Constant,
-            ScheduleKind::Linear,
-            ScheduleKind::Cosine,
-            ScheduleKind::WarmupStableDecay { decay_steps: 0 },
-        ] {
-            assert_eq!(schedule(kind, 0, 10).lr(0), PEAK, "{kind:?}: no warm-up starts at the peak");
-            assert_eq!(schedule(kind, 4, 10).lr(0), PEAK / 4.0, "{kind:?}: never 0 at step 0");
-            assert_eq!(schedule(kind, 4, 10).lr(3), PEAK, "{kind:?}");
-            let end = if kind == ScheduleKind::Constant { PEAK } else { FLOOR };
-            for step in [10, 11, 20, 1000, u64::MAX] {
-                assert_eq!(schedule(kind, 4, 10).lr(step), end, "{kind:?}");
-                assert_eq!(schedule(kind, 10, 10).lr(step), end, "{kind:?}: a run that is all warm-up");
+    fn never_zero_at_the_start_above_the_peak_or_rising_after_the_warm_up() {
+        for (warmup, total) in [(0, 1), (1, 1), (5, 5), (7, 5), (3, 50), (0, 50)] {
+            for schedule in [
+                Schedule::constant(0.3, warmup),
+                Schedule::linear(0.3, 0.03, warmup, total),
+                Schedule::cosine(0.3, 0.03, warmup, total),
+                Schedule::warmup_stable_decay(0.3, 0.03, warmup, 10.min(total), total),
+            ] {
+                let rates = rates(schedule, total + 20);
+                assert!(rates[0] > 0.0 && rates.iter().all(|r| *r <= 0.3), "{schedule:?} {rates:?}");
+                let after = &rates[warmup.min(total + 19) as usize..];
+                assert!(after.windows(2).all(|w| w[1] <= w[0]), "{schedule:?} {rates:?}");
             }
         }
-    }
-
-    #[test]
-    fn impossible_numbers_are_named() {
-        let message = |s: Schedule| s.validate().unwrap_err().to_string();
-        let long = schedule(ScheduleKind::Cosine, 11, 10);
-        assert_eq!(message(long), "schedule: warmup_steps is 11, expected at most total_steps");
-        let wsd = schedule(ScheduleKind::WarmupStableDecay { decay_steps: 8 }, 3, 10);
-        assert!(message(wsd).contains("decay_steps is 8"));
-        let floor = Schedule { min_lr: 1.0, ..schedule(ScheduleKind::Linear, 0, 10) };
-        assert!(message(floor).contains("min_lr is 1, expected at most peak_lr"));
-        let nan = Schedule { peak_lr: f64::NAN, ..schedule(ScheduleKind::Linear, 0, 10) };
-        assert!(message(nan).contains("peak_lr is NaN"));
     }
 }

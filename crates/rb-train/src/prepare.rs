@@ -69,7 +69,7 @@ pub fn open(run: &RunDir) -> Result<Data> {
 }
 
 fn plan(config: &Config, corpus: &Corpus) -> Result<SplitPlan> {
-    let split = SplitConfig { val_fraction: config.data.validation_fraction, ..SplitConfig::default() };
+    let split = SplitConfig { val_fraction: config.data.validation_fraction };
     Ok(SplitPlan::new(corpus.documents(), split)?)
 }
 

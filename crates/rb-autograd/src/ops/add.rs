@@ -1,7 +1,8 @@
 //! Elementwise sum.
 //!
 //! - **Computes** `y = a + b`.
-//! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or 1).
+//! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or
+//!   1).
 //! - **Dtypes** both of one float type.
 //! - **Backward** `da = dy`, `db = dy`; each summed over the axes along which its input was broadcast.
 //! - **Saves** nothing.

@@ -1,9 +1,11 @@
 //! Elementwise quotient, as IEEE 754 defines it (a zero divisor gives an infinity or NaN).
 //!
 //! - **Computes** `y = a / b`.
-//! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or 1).
+//! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or
+//!   1).
 //! - **Dtypes** both of one float type.
-//! - **Backward** `da = dy / b`, `db = -dy / b * y`; each summed over the axes along which its input was broadcast.
+//! - **Backward** `da = dy / b`, `db = -dy / b * y`; each summed over the axes along which its input was
+//!   broadcast.
 //! - **Saves** `b` and `y` (both shared).
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.div`.

@@ -1,9 +1,11 @@
 //! Elementwise Gaussian error linear unit, exact.
 //!
-//! - **Computes** `y = x * cdf(x)`, `cdf(x) = (1 + erf(x / sqrt(2))) / 2`. Infinity at infinity; NaN at negative infinity, as in PyTorch (the limit is 0).
+//! - **Computes** `y = x * cdf(x)`, `cdf(x) = (1 + erf(x / sqrt(2))) / 2`. Infinity at infinity; NaN at
+//!   negative infinity, as in PyTorch (the limit is 0).
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
-//! - **Backward** `dx = dy * (cdf(x) + x * pdf(x))`, `pdf(x) = e^(-x^2 / 2) / sqrt(2 pi)`; NaN at the infinities, as in PyTorch.
+//! - **Backward** `dx = dy * (cdf(x) + x * pdf(x))`, `pdf(x) = e^(-x^2 / 2) / sqrt(2 pi)`; NaN at the
+//!   infinities, as in PyTorch.
 //! - **Saves** `x` (shared).
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.gelu(approximate="none")`; arXiv:1606.08415.
@@ -69,9 +71,9 @@ pub fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rb_tensor::DType;
 
+    use super::*;
     use crate::ops::shared::elementwise::checks;
 
     #[test]
@@ -89,7 +91,7 @@ mod tests {
     #[test]
     fn golden() {
         for case in crate::golden::load("gelu_erf") {
-            crate::golden::check(&case, |v| gelu_erf(&v[0]), 1e-12);
+            crate::golden::check_each(&case, |v| gelu_erf(&v[0]), 1e-12);
         }
     }
 

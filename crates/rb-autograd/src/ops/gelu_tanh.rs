@@ -1,12 +1,12 @@
 //! Elementwise Gaussian error linear unit, by the hyperbolic tangent (`gelu_new` of GPT-2).
 //!
-//! - **Computes** `y = x * (1 + tanh(u)) / 2`, `u = sqrt(2/pi) * (x + 0.044715 x^3)`, as `x * s` with `s = 1 / (1 + e^(-2u))`,
-//!   which is the same number without cancellation. Infinity at infinity; NaN at negative infinity, as in
-//!   PyTorch (the limit is 0).
+//! - **Computes** `y = x * (1 + tanh(u)) / 2`, `u = sqrt(2/pi) * (x + 0.044715 x^3)`, as `x * s` with
+//!   `s = 1 / (1 + e^(-2u))`, which is the same number without cancellation. Infinity at infinity; NaN at
+//!   negative infinity, as in PyTorch (the limit is 0).
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
-//! - **Backward** `dx = dy * (s + x * s * (1 - s) * 2u')`, `2u' = 2 sqrt(2/pi) * (1 + 3 * 0.044715 x^2)`; 0 and `dy` at the
-//!   infinities (NaN in PyTorch).
+//! - **Backward** `dx = dy * (s + x * s * (1 - s) * 2u')`, `2u' = 2 sqrt(2/pi) * (1 + 3 * 0.044715 x^2)`; 0
+//!   and `dy` at the infinities (NaN in PyTorch).
 //! - **Saves** `x` (shared).
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.gelu(approximate="tanh")`; arXiv:1606.08415.
@@ -78,9 +78,9 @@ pub fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rb_tensor::DType;
 
+    use super::*;
     use crate::ops::shared::elementwise::checks;
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn golden() {
         for case in crate::golden::load("gelu_tanh") {
-            crate::golden::check(&case, |v| gelu_tanh(&v[0]), 1e-12);
+            crate::golden::check_each(&case, |v| gelu_tanh(&v[0]), 1e-12);
         }
     }
 

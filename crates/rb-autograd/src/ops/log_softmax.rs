@@ -81,7 +81,7 @@ impl Op for LogSoftmax {
                     dx.fill(T::ZERO);
                 }
                 let sum = host::sum(dx);
-                dx.iter_mut().zip(y).for_each(|(d, &y)| *d = *d - y.exp() * sum);
+                dx.iter_mut().zip(y).for_each(|(d, &y)| *d -= y.exp() * sum);
                 return;
             }
             let mut hidden = vec![true; inner];

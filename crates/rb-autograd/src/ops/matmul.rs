@@ -3,9 +3,11 @@
 //! - **Computes** `y = a b`.
 //! - **Shapes** `a [.., M, K]`, `b [.., K, N]` -> `y [.., M, N]`; the axes before the last two broadcast.
 //! - **Dtypes** both of one float type; sums are accumulated in it.
-//! - **Backward** `da = dy b^T`, `db = a^T dy`; each summed over the axes along which its input was broadcast.
+//! - **Backward** `da = dy b^T`, `db = a^T dy`; each summed over the axes along which its input was
+//!   broadcast.
 //! - **Saves** `a` and `b` (shared).
-//! - **Errors** `ShapeError` for fewer than two axes, inner sizes that differ, or batch axes that do not broadcast.
+//! - **Errors** `ShapeError` for fewer than two axes, inner sizes that differ, or batch axes that do not
+//!   broadcast.
 //! - **Source** PyTorch `torch.matmul`, which also takes vectors.
 
 use rb_tensor::{Shape, ShapeError, Tensor, rules};

@@ -11,7 +11,7 @@
 use rb_tensor::{Shape, ShapeError, Tensor, rules};
 
 use super::shared::reduce;
-use crate::testing::Case;
+use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
 /// The mean over `axis`, which may count from the end (-1 is the last); the axis stays with size 1 if `keep`.
@@ -55,7 +55,7 @@ impl Op for Mean {
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
-    let mut cases = reduce::cases(mean);
+    let mut cases = reduce::cases(Fill::Normal, mean);
     cases.push(Case::normal("used twice", &[&[3, 5]], |v| super::sub(&v[0], &mean(&v[0], 1, true)?)));
     cases
 }

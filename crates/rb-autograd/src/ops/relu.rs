@@ -51,9 +51,9 @@ pub fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rb_tensor::DType;
 
+    use super::*;
     use crate::ops::shared::elementwise::checks;
 
     #[test]
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn golden() {
         for case in crate::golden::load("relu") {
-            crate::golden::check(&case, |v| relu(&v[0]), 1e-12);
+            crate::golden::check_each(&case, |v| relu(&v[0]), 1e-12);
         }
     }
 

@@ -56,9 +56,9 @@ pub fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rb_tensor::DType;
 
+    use super::*;
     use crate::ops::shared::elementwise::checks;
 
     #[test]
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn golden() {
         for case in crate::golden::load("sigmoid") {
-            crate::golden::check(&case, |v| sigmoid(&v[0]), 1e-12);
+            crate::golden::check_each(&case, |v| sigmoid(&v[0]), 1e-12);
         }
     }
 

@@ -1,9 +1,11 @@
 //! Elementwise sigmoid-weighted linear unit (swish).
 //!
-//! - **Computes** `y = x / (1 + e^-x)`. Infinity at infinity; NaN at negative infinity, as in PyTorch (the limit is 0).
+//! - **Computes** `y = x / (1 + e^-x)`. Infinity at infinity; NaN at negative infinity, as in PyTorch (the
+//!   limit is 0).
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
-//! - **Backward** with `s = 1 / (1 + e^-x)`: `dx = dy * s * (1 + x * (1 - s))`; NaN at the infinities, as in PyTorch.
+//! - **Backward** with `s = 1 / (1 + e^-x)`: `dx = dy * s * (1 + x * (1 - s))`; NaN at the infinities, as in
+//!   PyTorch.
 //! - **Saves** `x` (shared).
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.silu`; arXiv:1702.03118.
@@ -56,9 +58,9 @@ pub fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rb_tensor::DType;
 
+    use super::*;
     use crate::ops::shared::elementwise::checks;
 
     #[test]
@@ -76,7 +78,7 @@ mod tests {
     #[test]
     fn golden() {
         for case in crate::golden::load("silu") {
-            crate::golden::check(&case, |v| silu(&v[0]), 1e-12);
+            crate::golden::check_each(&case, |v| silu(&v[0]), 1e-12);
         }
     }
 

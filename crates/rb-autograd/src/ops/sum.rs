@@ -11,7 +11,7 @@
 use rb_tensor::{Shape, Tensor, rules};
 
 use super::shared::reduce;
-use crate::testing::Case;
+use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
 /// The sum over `axis`, which may count from the end (-1 is the last); the axis stays with size 1 if `keep`.
@@ -47,7 +47,7 @@ impl Op for Sum {
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
-    let mut cases = reduce::cases(sum);
+    let mut cases = reduce::cases(Fill::Normal, sum);
     cases.push(Case::normal("no elements", &[&[3, 0]], |v| sum(&v[0], 1, false)));
     cases.push(Case::normal("used twice", &[&[3, 5]], |v| super::add(&v[0], &sum(&v[0], 1, true)?)));
     cases

@@ -68,9 +68,9 @@ impl Splitter {
     }
 }
 
-/// Whether a `pre_tokenizer` entry is one that this crate writes.
-pub(super) fn is_own(pre_tokenizer: &Value) -> bool {
-    [Splitter::Rb, Splitter::Gpt2].iter().any(|s| s.to_json() == *pre_tokenizer)
+/// The splitter of a `pre_tokenizer` entry that this crate wrote; `None` for any other.
+pub(super) fn own(pre_tokenizer: &Value) -> Option<Splitter> {
+    [Splitter::Rb, Splitter::Gpt2].into_iter().find(|s| s.to_json() == *pre_tokenizer)
 }
 
 /// Words of `text`: the matches, and whatever lies between them.

@@ -323,14 +323,35 @@ fn nfc() {
 }
 
 #[test]
-fn chunks_do_not_change_ids() {
+fn encoding_matches_reference() {
     let Some(text) = shared("tinyshakespeare.txt") else { return };
-    for splitter in [Splitter::Rb, Splitter::Gpt2] {
-        let config = TokenizerConfig { vocab_size: 600, splitter, ..TokenizerConfig::default() };
-        let (t, _) = Tokenizer::train([&text].into_iter().map(Ok), &config).unwrap();
-        assert!(t.chunked && text.len() > 4 * CHUNK_BYTES);
-        assert_eq!(t.encode(&text).unwrap(), t.encode_chunk(&text).unwrap());
+    let text = &text[..3 * CHUNK_BYTES + 1000];
+    for (splitter, normalization) in [
+        (Splitter::Rb, Normalization::None),
+        (Splitter::Gpt2, Normalization::None),
+        (Splitter::Rb, Normalization::Nfc),
+    ] {
+        let config =
+            TokenizerConfig { vocab_size: 600, splitter, normalization, ..TokenizerConfig::default() };
+        let (t, _) = Tokenizer::train([text].into_iter().map(Ok), &config).unwrap();
+        assert!(t.chunked);
+        assert_eq!(t.fast.is_some(), normalization == Normalization::None);
+        assert_eq!(t.encode(text).unwrap(), t.encode_reference(text).unwrap());
     }
+}
+
+#[test]
+fn added_tokens_that_are_not_special_switch_the_fast_way_off() {
+    let mut json: Value = serde_json::from_str(&small().to_json().unwrap()).unwrap();
+    let added = serde_json::json!({"id": 300, "content": "cat s", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": false});
+    json["added_tokens"].as_array_mut().unwrap().push(added);
+    let t = Tokenizer::from_json(json.to_string().as_bytes(), None).unwrap();
+    assert!(!t.chunked && t.fast.is_none());
+    assert_eq!(t.vocab_size(), 301);
+    let ids = t.encode("the cat sat").unwrap();
+    assert!(ids.contains(&300));
+    assert_eq!(t.decode(&ids).unwrap(), "the cat sat");
 }
 
 #[test]
@@ -415,6 +436,7 @@ fn any_text_round_trips() {
         for text in [text, repeated] {
             let ids = t.encode(&text).unwrap();
             prop_assert!(ids.iter().all(|id| !t.is_special(*id)));
+            prop_assert_eq!(&ids, &t.encode_reference(&text).unwrap());
             prop_assert_eq!(t.decode(&ids).unwrap(), text);
         }
     });

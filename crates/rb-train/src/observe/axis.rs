@@ -86,7 +86,7 @@ impl LabelStyle {
         const PREFIXES: [(f64, &str); 6] =
             [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
         let (unit, suffix) = if (1e-3..1e21).contains(&largest) {
-            let prefix = PREFIXES.into_iter().find(|(unit, _)| largest >= *unit);
+            let prefix = PREFIXES.into_iter().find(|(unit, _)| largest >= 10.0 * unit);
             prefix.map_or((1.0, String::new()), |(unit, prefix)| (unit, prefix.to_owned()))
         } else {
             let exponent = largest.log10().floor() as i32;
@@ -150,13 +150,10 @@ mod tests {
         assert_eq!(labels(&Axis::steps(0.0, 100_000.0, 5)), ["0", "20k", "40k", "60k", "80k", "100k"]);
         assert_eq!(labels(&Axis::steps(0.0, 3.0, 8)), ["0", "1", "2", "3"]);
         assert_eq!(labels(&Axis::steps(7.0, 7.0, 8)), ["6", "7", "8"]);
-        assert_eq!(
-            labels(&Axis::steps(1000.0, 1100.0, 5)),
-            ["1.00k", "1.02k", "1.04k", "1.06k", "1.08k", "1.10k"]
-        );
+        assert_eq!(labels(&Axis::steps(1000.0, 1100.0, 5)), ["1000", "1020", "1040", "1060", "1080", "1100"]);
         assert_eq!(labels(&Axis::linear(3.31, 3.49, 5)), ["3.35", "3.40", "3.45"]);
         assert_eq!(labels(&Axis::from_zero(3e-4, 4)), ["0", "1e-4", "2e-4", "3e-4"]);
-        assert_eq!(labels(&Axis::from_zero(1.6e15, 4)), ["0", "0.5P", "1.0P", "1.5P"]);
+        assert_eq!(labels(&Axis::from_zero(1.6e15, 4)), ["0", "500T", "1000T", "1500T"]);
     }
 
     #[test]

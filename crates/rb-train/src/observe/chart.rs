@@ -86,7 +86,7 @@ impl Chart<'_> {
         let mut chart = ChartBuilder::on(&area)
             .margin_top(20)
             .margin_right(40)
-            .x_label_area_size(56)
+            .x_label_area_size(88)
             .y_label_area_size(110)
             .build_cartesian_2d(x, y)?;
         let font = ("sans-serif", 32).into_font().color(&INK);
@@ -95,7 +95,9 @@ impl Chart<'_> {
             .bold_line_style(GRID.stroke_width(2))
             .light_line_style(TRANSPARENT)
             .axis_style(GRID.stroke_width(2))
-            .label_style(font)
+            .label_style(font.clone())
+            .axis_desc_style(font)
+            .x_desc("step")
             .set_all_tick_mark_size(8)
             .draw()?;
         let vertical = chart.plotting_area().get_y_range();
@@ -113,7 +115,7 @@ impl Chart<'_> {
         let raw_color = self.color.mix(if average.is_some() { 0.35 } else { 1.0 });
         chart.draw_series(line(raw, raw_color, if average.is_some() { 2 } else { 4 }))?;
         if let Some(average) = average {
-            chart.draw_series(line(thin(&average, MAX_POINTS), self.color.mix(1.0), 4))?;
+            chart.draw_series(line(average, self.color.mix(1.0), 4))?;
         }
         if !self.sparse.is_empty() {
             let sparse = thin(self.sparse, MAX_POINTS);

@@ -64,6 +64,11 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Returns a number of tokens as people name it: `12.3k`, `236M`, `11.8B`, `1.50T`.
+pub fn tokens(count: u64) -> String {
+    si(count as f64).replace('G', "B")
+}
+
 /// Returns a count with a comma each three digits.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
@@ -108,6 +113,14 @@ mod tests {
         assert_eq!(
             [grouped(7), grouped(999), grouped(1_000), grouped(1_234_567)],
             ["7", "999", "1,000", "1,234,567"]
+        );
+    }
+
+    #[test]
+    fn token_counts() {
+        assert_eq!(
+            [tokens(950), tokens(11_800_000_000), tokens(1_500_000_000_000)],
+            ["950", "11.8B", "1.50T"]
         );
     }
 

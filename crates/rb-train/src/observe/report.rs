@@ -179,7 +179,7 @@ impl Page {
         let mut cards: Vec<(&str, String, String)> = Vec::new();
         if let Some(&(step, loss)) = run.loss.last() {
             cards.push(("Steps", human::grouped(step as u64), String::new()));
-            cards.push(("Tokens", human::si(run.tokens as f64), String::new()));
+            cards.push(("Tokens", human::tokens(run.tokens), String::new()));
             cards.push(("Last training loss", human::loss(loss), String::new()));
         }
         if let Some(&(step, loss)) = run.eval_loss.iter().min_by(|a, b| a.1.total_cmp(&b.1)) {
@@ -274,13 +274,13 @@ impl Page {
         self.raw("<figure><figcaption><b>");
         self.text(chart.name);
         self.raw("</b> <span>");
-        let unit = [unit, if drawn.log { "logarithmic" } else { "" }].into_iter().filter(|s| !s.is_empty());
+        let unit = [unit, if drawn.log { "log scale" } else { "" }].into_iter().filter(|s| !s.is_empty());
         self.text(&unit.collect::<Vec<_>>().join(", "));
         self.raw("</span>");
         let has = |kind| events.iter().any(|e| e.event == kind);
         if drawn.smoothed {
             self.legend("each record", "light", chart.color);
-            self.legend("moving average", "", chart.color);
+            self.legend("average", "", chart.color);
         } else if !chart.sparse.is_empty() && !chart.points.is_empty() {
             self.legend("train", "", chart.color);
         }
@@ -403,7 +403,7 @@ mod tests {
             (1..=100_000).map(|s| train(s, 3.0 + (s % 9) as f64 * 0.1).into()).collect();
         let page = page(&records);
         assert!(page.len() < 600_000, "{}", page.len());
-        assert!(page.contains("<dd>100,000</dd>") && page.contains("moving average"));
+        assert!(page.contains("<dd>100,000</dd>") && page.contains("average"));
         assert_self_contained(&page);
     }
 

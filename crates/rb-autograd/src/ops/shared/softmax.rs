@@ -78,7 +78,7 @@ fn fold<T: Float>(mut acc: [T; LANES]) -> T {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
-            acc[lane] = acc[lane] + acc[lane + half];
+            acc[lane] += acc[lane + half];
         }
         half /= 2;
     }
