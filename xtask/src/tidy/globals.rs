@@ -4,7 +4,10 @@ use super::Finding;
 use crate::rust_file::RustFile;
 
 /// Files that may read the process environment, and why.
-const ENVIRONMENT_READERS: &[(&str, &str)] = &[];
+const ENVIRONMENT_READERS: &[(&str, &str)] = &[
+    ("crates/rb-cuda/src/discover.rs", "CUDA libraries are where the environment says"),
+    ("crates/rb-train/src/observe/progress.rs", "NO_COLOR and TERM are how terminals say what they can show"),
+];
 
 const GLOBAL_TYPES: &[&str] = &["OnceLock", "LazyLock", "lazy_static", "once_cell"];
 const ENVIRONMENT_CALLS: &[&str] = &["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];

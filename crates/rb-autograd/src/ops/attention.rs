@@ -198,3 +198,107 @@ pub fn cases() -> Vec<Case> {
     cases.push(case("full, T 3, S 7".into(), [1, 3, 7, 2, 2, 4], AttentionMask::Full));
     cases
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GradStore, ParamStore, Tape};
+
+    #[test]
+    fn shape_rule() {
+        let rule = |q: &[usize], k: &[usize], v: &[usize]| {
+            let op = Attention { mask: AttentionMask::Causal, scale: 1.0 };
+            op.out_shape(&[&q.into(), &k.into(), &v.into()]).map_err(|e| e.to_string())
+        };
+        assert_eq!(rule(&[2, 3, 4, 8], &[2, 5, 2, 8], &[2, 5, 2, 8]).unwrap().dims(), &[2, 3, 4, 8]);
+        let heads = rule(&[2, 3, 4, 8], &[2, 3, 3, 8], &[2, 3, 3, 8]).unwrap_err();
+        assert!(heads.starts_with("attention: k has shape [2, 3, 3, 8], expected a number of heads"), "{heads}");
+        let width = rule(&[2, 3, 4, 8], &[2, 3, 2, 4], &[2, 3, 2, 4]).unwrap_err();
+        assert_eq!(
+            width,
+            "attention: k has shape [2, 3, 2, 4], expected [2, S, Hkv, 8] for q [2, 3, 4, 8]"
+        );
+        assert!(rule(&[2, 3, 4, 8], &[2, 3, 2, 8], &[2, 4, 2, 8]).unwrap_err().contains("attention: v has shape"));
+        assert!(rule(&[3, 4, 8], &[2, 3, 2, 8], &[2, 4, 2, 8]).unwrap_err().contains("attention: q has shape"));
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("attention").unwrap();
+    }
+
+    /// Recorded masks are 0/1 for each pair; documents are runs, so each row of a mask is one range of keys.
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("attention") {
+            let mask = match case.tensors.get("mask") {
+                None if case.attrs["causal"].as_bool() == Some(true) => AttentionMask::Causal,
+                None => AttentionMask::Full,
+                Some(mask) => ranges(mask),
+            };
+            let scale = case.number("scale");
+            crate::golden::check(&case, |v| attention(&v[0], &v[1], &v[2], &mask, scale), 1e-11);
+        }
+    }
+
+    fn ranges(mask: &Tensor) -> AttentionMask {
+        let (b, t, s) = (mask.shape()[0], mask.shape()[1], mask.shape()[2]);
+        let values = mask.to_vec::<i32>().unwrap();
+        let mut ranges = Vec::new();
+        for row in values.chunks(s) {
+            let start = row.iter().position(|&x| x == 1).unwrap_or(0);
+            let end = row.iter().rposition(|&x| x == 1).map_or(0, |p| p + 1);
+            assert!(row[start..end].iter().all(|&x| x == 1), "a mask row is not one range");
+            ranges.extend([start as i32, end as i32]);
+        }
+        AttentionMask::Ranges(Tensor::from_vec(ranges, [b, t, 2]).unwrap())
+    }
+
+    fn run(q: &Tensor, kv: &Tensor, mask: &AttentionMask) -> (Vec<f32>, Vec<f32>) {
+        let params = ParamStore::empty();
+        let tape = Tape::new(&params);
+        let (q, kv) = (tape.leaf(q.clone()), tape.leaf(kv.clone()));
+        let y = attention(&q, &kv, &kv, mask, 0.5).unwrap();
+        let dy = y.detach();
+        let grads = tape.backward_from(&y, dy.clone(), &mut GradStore::new(&params).unwrap()).unwrap();
+        (dy.to_vec().unwrap(), grads.get(&q).unwrap().to_vec().unwrap())
+    }
+
+    fn random(shape: [usize; 4], seed: u64) -> Tensor {
+        let fill = crate::testing::Fill::Normal;
+        crate::testing::random(&shape.into(), fill, &mut rb_tensor::Rng::new(seed)).unwrap().to_dtype(DType::F32)
+    }
+
+    /// Packed documents, two rows, one document ending exactly at T: as if each document were alone.
+    #[test]
+    fn packed_documents_equal_separate_ones() {
+        let (q, kv) = (random([2, 6, 2, 4], 1), random([2, 6, 1, 4], 2));
+        let starts = [[0, 0, 0, 3, 3, 3], [0, 1, 1, 1, 4, 4]];
+        let flat: Vec<i32> = starts.concat();
+        let mask = AttentionMask::documents(&Tensor::from_vec(flat, [2, 6]).unwrap()).unwrap();
+        let (packed, dq) = run(&q, &kv, &mask);
+        for (row, cuts) in [(0usize, vec![0usize, 3, 6]), (1, vec![0, 1, 4, 6])] {
+            for cut in cuts.windows(2) {
+                let piece = |x: &Tensor| {
+                    let row = x.narrow(row, 1).unwrap();
+                    let dims = [x.shape()[1], x.shape()[2], x.shape()[3]];
+                    let rows = row.reshape(dims).unwrap().narrow(cut[0], cut[1] - cut[0]).unwrap();
+                    rows.reshape([1, cut[1] - cut[0], dims[1], dims[2]]).unwrap()
+                };
+                let (alone, dq_alone) = run(&piece(&q), &piece(&kv), &AttentionMask::Causal);
+                let place = (row * 6 + cut[0]) * 8..(row * 6 + cut[1]) * 8;
+                for (a, b) in packed[place.clone()].iter().zip(&alone).chain(dq[place].iter().zip(&dq_alone)) {
+                    assert!((a - b).abs() < 1e-5, "{a} {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_length_is_finite() {
+        for t in 1..=70 {
+            let (y, dq) = run(&random([1, t, 2, 4], t as u64), &random([1, t, 1, 4], 9), &AttentionMask::Causal);
+            assert!(y.iter().chain(&dq).all(|x| x.is_finite()), "T {t}");
+        }
+    }
+}

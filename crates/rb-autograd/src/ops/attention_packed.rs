@@ -134,3 +134,32 @@ pub fn cases() -> Vec<Case> {
     }
     cases
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ParamStore, Tape};
+
+    #[test]
+    fn shape_rule() {
+        let params = ParamStore::empty();
+        let tape = Tape::inference(&params);
+        let rule = |shape: &[usize], heads: usize, kv: usize| {
+            let n = shape.iter().product();
+            let x = tape.constant(Tensor::from_vec(vec![0f32; n], shape).unwrap());
+            attention_packed(&x, heads, kv, &AttentionMask::Causal, 1.0)
+                .map(|y| y.shape().to_vec())
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(rule(&[2, 3, 8, 4], 4, 2).unwrap(), [2, 3, 4, 4]);
+        for (shape, heads, kv) in [(&[2usize, 3, 7, 4][..], 4, 2), (&[2, 3, 10, 4], 4, 3), (&[3, 8, 4], 4, 2)] {
+            let message = rule(shape, heads, kv).unwrap_err();
+            assert!(message.starts_with("attention_packed: "), "{message}");
+        }
+    }
+
+    #[test]
+    fn gradcheck() {
+        crate::testing::check_op("attention_packed").unwrap();
+    }
+}

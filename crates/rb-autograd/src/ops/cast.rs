@@ -101,20 +101,20 @@ mod tests {
         let dy = Tensor::from_vec(vec![0.5f32, 3.003], [2]).unwrap();
         let rounded = dy.to_dtype(DType::BF16).to_dtype(DType::F32);
         let there_and_back = Case::normal("", &[], |v| cast(&cast(&v[0], DType::BF16)?, DType::F32));
-        let outcome = there_and_back.run(&[x.clone()], Some(&dy)).unwrap();
+        let outcome = there_and_back.run(std::slice::from_ref(&x), Some(&dy)).unwrap();
         assert_eq!(outcome.y.as_bytes(), x.to_dtype(DType::BF16).to_dtype(DType::F32).as_bytes());
         let dx = outcome.dx[0].as_ref().unwrap();
         assert_eq!((dx.dtype(), dx.as_bytes()), (DType::F32, rounded.as_bytes()));
         // Ending in bf16, so that the upstream gradient is bf16.
         let outcome =
-            Case::normal("", &[], |v| cast(&v[0], DType::BF16)).run(&[x.clone()], Some(&dy)).unwrap();
+            Case::normal("", &[], |v| cast(&v[0], DType::BF16)).run(std::slice::from_ref(&x), Some(&dy)).unwrap();
         assert_eq!(outcome.dx[0].as_ref().unwrap().as_bytes(), rounded.as_bytes());
         // One bf16 value with two readers: their gradients are added.
         let twice = Case::normal("", &[], |v| {
             let small = cast(&v[0], DType::BF16)?;
             add(&cast(&small, DType::F32)?, &cast(&small, DType::F32)?)
         });
-        let outcome = twice.run(&[x.clone()], Some(&dy)).unwrap();
+        let outcome = twice.run(std::slice::from_ref(&x), Some(&dy)).unwrap();
         let doubled: Vec<f32> = rounded.to_vec::<f32>().unwrap().iter().map(|d| 2.0 * d).collect();
         assert_eq!(outcome.dx[0].as_ref().unwrap().to_vec::<f32>().unwrap(), doubled);
         // f32 to f64 and back loses nothing.

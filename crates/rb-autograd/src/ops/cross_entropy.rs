@@ -367,4 +367,23 @@ mod tests {
         let rows = row_losses(&logits, &labels, &CrossEntropyOptions::default()).unwrap();
         assert!((rows[0] - (1.0 + f64::exp(-1.0)).ln()).abs() < 1e-6 && rows[1] == 0.0);
     }
+
+    #[test]
+    fn golden() {
+        for case in crate::golden::load("cross_entropy") {
+            let valid = case.number("valid_rows");
+            let denominator = match case.attrs["reduction"].as_str() {
+                Some("sum") => Denominator::Fixed(1.0),
+                _ => Denominator::Fixed(valid),
+            };
+            let options = CrossEntropyOptions {
+                ignore_index: case.number("ignore_index") as i32,
+                label_smoothing: case.number("label_smoothing"),
+                z_loss: case.attrs["z_loss"].as_f64().unwrap_or(0.0),
+                denominator,
+                ..Default::default()
+            };
+            crate::golden::check(&case, |v| cross_entropy(&v[0], case.tensor("labels"), &options), 1e-11);
+        }
+    }
 }
