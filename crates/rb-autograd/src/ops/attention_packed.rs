@@ -1,14 +1,14 @@
 //! Attention of queries, keys and values that lie in one tensor, as one matrix product makes them.
 //!
-//! - **Computes** what [`super::attention`] computes, with `q`, `k` and `v` ranges of heads of `qkv`.
+//! - **Computes** what `attention` computes, with `q`, `k` and `v` ranges of heads of `qkv`.
 //! - **Shapes** `qkv [B, T, Hq + 2*Hkv, D]`: all query heads, all key heads, all value heads; with
 //!   `Hq % Hkv == 0` -> `y [B, T, Hq, D]`.
-//! - **Dtypes** one float type, as [`super::attention`].
-//! - **Backward** as [`super::attention`], into one dense `dqkv`.
+//! - **Dtypes** one float type, as `attention`.
+//! - **Backward** as `attention`, into one dense `dqkv`.
 //! - **Saves** `qkv` and `y` (shared), `lse [B, T, Hq]`.
 //! - **Errors** `ShapeError` for another number of heads or a `mask` that is not `[B, T, 2]`; `Argument` if
 //!   the heads do not form groups; `IndexOutOfRange` for a range outside `0..=T`.
-//! - **Source** as [`super::attention`].
+//! - **Source** as `attention`.
 
 use rayon::prelude::*;
 use rb_tensor::{Shape, ShapeError, Tensor};

@@ -17,7 +17,7 @@ use super::shared::elementwise;
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
-/// The approximation of [`super::gelu_erf`] that GPT-2 uses.
+/// The approximation of `gelu_erf` that GPT-2 uses.
 pub fn gelu_tanh<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     apply(GeluTanh, &[x])
 }

@@ -50,7 +50,7 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
     let text = std::fs::read_to_string(path).map_err(|e| TrainError::io(path, "reading the config", e))?;
     let origin = path.display().to_string();
     let mut config: Config = toml::from_str(&text).map_err(|e| {
-        let line = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
+        let line = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count() + 1);
         let origin = line.map_or(origin.clone(), |line| format!("{origin}:{line}"));
         TrainError::Config { origin, reason: explain(e.message()) }
     })?;
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn wrong_types_and_syntax_name_the_line() {
         let message = load_text(&format!("{BASE}[train]\nmax_steps = \"x\"\n"), &[]).unwrap_err().to_string();
-        assert!(message.contains("c.toml:9:") && message.contains("integer"), "{message}");
+        assert!(message.contains("c.toml:9:") && message.contains("expected u64"), "{message}");
         assert!(load_text("[model\n", &[]).unwrap_err().to_string().contains("c.toml:1:"));
         let message = load(Path::new("/nowhere/c.toml"), &[]).unwrap_err().to_string();
         assert!(message.starts_with("/nowhere/c.toml: reading the config failed"), "{message}");
