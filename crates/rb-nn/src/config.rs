@@ -104,6 +104,36 @@ fn default_true() -> bool {
 }
 
 impl LlamaConfig {
+    /// A config of these sizes with the default of every other key.
+    pub fn new(
+        vocab_size: usize,
+        hidden_size: usize,
+        intermediate_size: usize,
+        num_hidden_layers: usize,
+        num_attention_heads: usize,
+    ) -> LlamaConfig {
+        LlamaConfig {
+            vocab_size,
+            hidden_size,
+            intermediate_size,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: None,
+            head_dim: None,
+            max_position_embeddings: default_positions(),
+            initializer_range: default_range(),
+            rms_norm_eps: default_eps(),
+            rope_theta: default_theta(),
+            rope_scaling: None,
+            attention_bias: false,
+            use_qk_norm: false,
+            tie_word_embeddings: false,
+            bos_token_id: None,
+            eos_token_id: None,
+            residual_init_scale: true,
+        }
+    }
+
     /// Key and value heads `G`.
     pub fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
@@ -125,8 +155,13 @@ impl LlamaConfig {
     /// # Errors
     /// [`NnError::Config`]: the first broken rule, with key, value and remedy.
     pub fn validate(&self) -> Result<()> {
-        if self.vocab_size == 0 {
-            return Err(wrong("vocab_size", 0, "at least 1"));
+        if self.vocab_size == 0 || self.vocab_size > i32::MAX as usize {
+            return Err(wrong("vocab_size", self.vocab_size, "1 to 2147483647"));
+        }
+        for (key, id) in [("bos_token_id", self.bos_token_id), ("eos_token_id", self.eos_token_id)] {
+            if let Some(id) = id.filter(|id| *id as usize >= self.vocab_size) {
+                return Err(wrong(key, id, &format!("below vocab_size {}, or left out", self.vocab_size)));
+            }
         }
         self.validate_shape()
     }
@@ -141,13 +176,14 @@ impl LlamaConfig {
             ("num_key_value_heads", self.kv_heads()),
             ("max_position_embeddings", self.max_position_embeddings),
         ] {
-            if value == 0 {
-                return Err(wrong(key, 0, "at least 1"));
+            if value == 0 || value > i32::MAX as usize {
+                return Err(wrong(key, value, "1 to 2147483647"));
             }
         }
         let heads = self.num_attention_heads;
-        if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
-            let rule = format!("a multiple of num_attention_heads {heads}, or head_dim given");
+        if !self.hidden_size.is_multiple_of(heads) && (self.head_dim.is_none() || !self.use_qk_norm) {
+            // With a head_dim it could be computed, but transformers refuses such a Llama (not such a Qwen3).
+            let rule = format!("a multiple of num_attention_heads {heads}");
             return Err(wrong("hidden_size", self.hidden_size, &rule));
         }
         if self.head_dim() == 0 || !self.head_dim().is_multiple_of(2) {
@@ -167,11 +203,18 @@ impl LlamaConfig {
             }
         }
         match &self.rope_scaling {
-            Some(RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. }) if *factor < 1.0 => {
-                Err(wrong("rope_scaling.factor", factor, "at least 1"))
+            Some(RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. })
+                if !(factor.is_finite() && *factor >= 1.0) =>
+            {
+                Err(wrong("rope_scaling.factor", factor, "a finite number of at least 1"))
+            }
+            Some(RopeScaling::Llama3 { original_max_position_embeddings: 0, .. }) => {
+                Err(wrong("rope_scaling.original_max_position_embeddings", 0, "at least 1"))
             }
             Some(RopeScaling::Llama3 { low_freq_factor, high_freq_factor, .. })
-                if !(0.0 < *low_freq_factor && low_freq_factor < high_freq_factor) =>
+                if !(0.0 < *low_freq_factor
+                    && low_freq_factor < high_freq_factor
+                    && high_freq_factor.is_finite()) =>
             {
                 Err(wrong(
                     "rope_scaling.low_freq_factor",
@@ -232,6 +275,48 @@ pub(crate) mod tests {
         assert!(message(|c| c.vocab_size = 0).contains("vocab_size is 0"));
         assert!(message(|c| c.rope_theta = f64::NAN).contains("rope_theta is NaN"));
         assert!(message(|c| c.num_key_value_heads = Some(8)).contains("num_key_value_heads is 8"));
+        assert!(message(|c| c.num_key_value_heads = Some(0)).contains("num_key_value_heads is 0"));
+        assert!(message(|c| c.num_hidden_layers = 0).contains("num_hidden_layers is 0"));
+        assert!(message(|c| c.vocab_size = 1 << 40).contains("vocab_size is 1099511627776"));
+        assert!(
+            message(|c| c.eos_token_id = Some(10))
+                .contains("eos_token_id is 10, expected below vocab_size 10")
+        );
+        let factor = |factor| Some(RopeScaling::Linear { factor });
+        assert!(
+            message(|c| c.rope_scaling = Some(RopeScaling::Linear { factor: f64::NAN })).contains("is NaN")
+        );
+        let mut config = LlamaConfig { rope_scaling: factor(0.5), ..tiny(10, 4, 2) };
+        assert!(config.validate().unwrap_err().to_string().contains("rope_scaling.factor is 0.5"));
+        config.rope_scaling = factor(1.0);
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn qwen3_chooses_its_head_size_freely() {
+        let mut config =
+            LlamaConfig { num_attention_heads: 7, head_dim: Some(8), ..LlamaConfig::new(9, 64, 8, 1, 7) };
+        assert!(config.validate().is_err());
+        config.use_qk_norm = true;
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn unknown_keys_and_kinds_are_named() {
+        let read = |change: serde_json::Value| {
+            let mut json = serde_json::to_value(tiny(10, 4, 2)).unwrap();
+            json.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            serde_json::from_value::<LlamaConfig>(json).map_err(|e| e.to_string())
+        };
+        let message = |change| read(change).unwrap_err();
+        assert!(message(serde_json::json!({"hiden_size": 1})).contains("unknown field `hiden_size`"));
+        let yarn = serde_json::json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}});
+        assert!(message(yarn).contains("unknown variant `yarn`"));
+        let typo = serde_json::json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "factr": 1}});
+        assert!(message(typo).contains("unknown field `factr`"));
+        let linear = serde_json::json!({"rope_scaling": {"rope_type": "linear", "factor": 2}});
+        assert_eq!(read(linear).unwrap().rope_scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+        assert_eq!(read(serde_json::json!({})).unwrap(), tiny(10, 4, 2));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use rb_autograd::{Init, ParamBuilder, ParamId, Tape, Var, ops};
 use rb_tensor::{Shape, Tensor};
 
-use crate::Result;
+use crate::{NnError, Result};
 
 /// A table `[vocab, C]` stored with padding rows that are never read, trained or exported.
 #[derive(Clone, Copy, Debug)]
@@ -30,9 +30,10 @@ impl Embedding {
     /// The vectors of `ids [..]` -> `[.., C]`.
     ///
     /// # Errors
-    /// An id outside the vocabulary, with its position.
+    /// [`NnError::NotInVocabulary`] with the place of the first bad id.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, ids: &Tensor) -> Result<Var<'t>> {
-        Ok(ops::embedding(&tape.param(self.weight)?, ids, self.vocab_size)?)
+        let y = ops::embedding(&tape.param(self.weight)?, ids, self.vocab_size);
+        y.map_err(|e| NnError::in_batch("input_ids", ids, e))
     }
 
     /// Scores of every entry for each row: `x [.., C]` -> `[.., padded]`. Columns of padding mean nothing;

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use rb_autograd::AutogradError;
+use rb_tensor::Tensor;
+
 /// `Result` of this crate.
 pub type Result<T, E = NnError> = std::result::Result<T, E>;
 
@@ -27,6 +30,35 @@ pub enum NnError {
         /// What is wrong and what to do.
         reason: String,
     },
+    /// Weights that are not those of the model. Nothing was loaded.
+    #[error("{}: the weights do not fit the config: {}", path.display(), problems(missing, unexpected, shapes))]
+    Weights {
+        /// File or folder.
+        path: PathBuf,
+        /// Names the model needs and the file lacks.
+        missing: Vec<String>,
+        /// Names in the file that the model does not know.
+        unexpected: Vec<String>,
+        /// Tensors whose shape differs, each with both shapes.
+        shapes: Vec<String>,
+    },
+    /// A token id or label that is not in the vocabulary.
+    #[error(
+        "{what}[{row}, {column}] is {id}, but vocab_size is {vocab_size}: the data was made with another \
+         tokenizer than this model's"
+    )]
+    NotInVocabulary {
+        /// `input_ids` or `labels`.
+        what: &'static str,
+        /// Sequence of the batch.
+        row: usize,
+        /// Position in the sequence.
+        column: usize,
+        /// The id.
+        id: i64,
+        /// Entries of the vocabulary.
+        vocab_size: usize,
+    },
     /// A sequence is longer than the model's positions.
     #[error(
         "the input has {len} positions, above max_position_embeddings {limit}; shorten it or raise the limit"
@@ -39,8 +71,28 @@ pub enum NnError {
     },
     /// Operations and parameters.
     #[error(transparent)]
-    Autograd(#[from] rb_autograd::AutogradError),
+    Autograd(#[from] AutogradError),
     /// Tensors and files.
     #[error(transparent)]
     Tensor(#[from] rb_tensor::TensorError),
+}
+
+impl NnError {
+    /// Turns an operation's error about a flat index into `ids [B, T]` into one with row and column.
+    pub(crate) fn in_batch(what: &'static str, ids: &Tensor, error: AutogradError) -> NnError {
+        match error {
+            AutogradError::IndexOutOfRange { position, index, bound, .. } => {
+                let columns = ids.shape().last().max(1);
+                let (row, column) = (position / columns, position % columns);
+                NnError::NotInVocabulary { what, row, column, id: index, vocab_size: bound }
+            }
+            other => other.into(),
+        }
+    }
+}
+
+fn problems(missing: &[String], unexpected: &[String], shapes: &[String]) -> String {
+    let lists = [("missing", missing), ("unexpected", unexpected), ("of another shape", shapes)];
+    let lists = lists.iter().filter(|(_, names)| !names.is_empty());
+    lists.map(|(what, names)| format!("{what}: {}", names.join(", "))).collect::<Vec<_>>().join("; ")
 }

@@ -1,19 +1,36 @@
-//! FLOP counts, with their formula.
+//! FLOP and parameter counts, with their formulas.
 
 use crate::LlamaConfig;
 
+/// Elements of all named parameters: padding rows are not counted, a tied table is counted once.
+pub fn num_parameters(config: &LlamaConfig) -> usize {
+    let (c, layers) = (config.hidden_size, config.num_hidden_layers);
+    let (q, kv) = (config.num_attention_heads * config.head_dim(), config.kv_heads() * config.head_dim());
+    let bias = if config.attention_bias { q + 2 * kv + c } else { 0 };
+    let qk_norm = if config.use_qk_norm { 2 * config.head_dim() } else { 0 };
+    let head = if config.tie_word_embeddings { 0 } else { config.vocab_size * c };
+    product_elements(config) + head + layers * (2 * c + bias + qk_norm) + c
+}
+
 /// FLOP of one token in training: forward and backward, without recomputation.
 ///
-/// `6 N + 6 L T H D`: `N` counts the parameters that take part in matrix products (the embedding once, as the
-/// output product, tied or not), and the second term is causal attention, half of the full square.
+/// `6 N + 6 L T H D`. `N` counts the elements of the matrices a token is multiplied with: q, k, v, o, gate, up
+/// and down of each layer, and the output product, tied or not (reading the embedding multiplies nothing).
+/// The second term is causal attention: `q k^T` and `p v` take `4 T H D` forward and twice that backward for
+/// each layer, and half of it lies below the diagonal; the convention without that half has `12 L T H D`.
+/// Norms, rotation, activation, softmax and loss are left out.
 /// **Source** arXiv:2204.02311, appendix B, with the causal half as in llm.c.
 pub fn flops_per_token(config: &LlamaConfig, seq_len: usize) -> f64 {
-    let (c, f, d) = (config.hidden_size as f64, config.intermediate_size as f64, config.head_dim() as f64);
-    let (h, g) = (config.num_attention_heads as f64, config.kv_heads() as f64);
-    let layers = config.num_hidden_layers as f64;
-    let layer = c * (h + 2.0 * g) * d + h * d * c + 3.0 * c * f;
-    let products = layers * layer + config.vocab_size as f64 * c;
-    6.0 * products + 6.0 * layers * seq_len as f64 * h * d
+    let attention = config.num_hidden_layers * seq_len * config.num_attention_heads * config.head_dim();
+    6.0 * product_elements(config) as f64 + 6.0 * attention as f64
+}
+
+/// Elements of all matrices, the vocabulary counted once.
+fn product_elements(config: &LlamaConfig) -> usize {
+    let c = config.hidden_size;
+    let (q, kv) = (config.num_attention_heads * config.head_dim(), config.kv_heads() * config.head_dim());
+    config.num_hidden_layers * (c * (2 * q + 2 * kv) + 3 * c * config.intermediate_size)
+        + config.vocab_size * c
 }
 
 #[cfg(test)]
@@ -28,5 +45,19 @@ mod tests {
         // 6 x 101.65 M + 6 x 16 x 1024 x 768 = 685.4 MFLOP (norm weights take no part in products).
         let flops = flops_per_token(&config, 1024);
         assert!((flops / 1e6 - 685.2).abs() < 0.3, "{flops}");
+    }
+
+    #[test]
+    fn counts_worked_out_by_hand() {
+        let mut config = tiny(100, 4, 2);
+        (config.hidden_size, config.head_dim, config.num_hidden_layers) = (16, Some(6), 3);
+        config.intermediate_size = 40;
+        // q 24x16, k and v 12x16, o 16x24, three of 40x16, two norms; then one table and the last norm.
+        let layer = 24 * 16 + 2 * 12 * 16 + 16 * 24 + 3 * 40 * 16;
+        assert_eq!(num_parameters(&config), 3 * (layer + 32) + 1600 + 16);
+        assert_eq!(flops_per_token(&config, 50), 6.0 * (3 * layer + 1600 + 3 * 50 * 24) as f64);
+        let untied = LlamaConfig { tie_word_embeddings: false, ..config.clone() };
+        assert_eq!(num_parameters(&untied), num_parameters(&config) + 1600);
+        assert_eq!(flops_per_token(&untied, 50), flops_per_token(&config, 50));
     }
 }

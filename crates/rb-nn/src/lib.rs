@@ -10,7 +10,7 @@
 //! | `models/causal_lm.rs` | [`CausalLm`] |
 //! | `rope.rs` | rotary frequencies of each `rope_scaling` |
 //! | `weights.rs` | `model.safetensors` in and out |
-//! | `flops.rs` | the FLOP of a token, with the formula |
+//! | `flops.rs` | the FLOP of a token and the number of parameters, with their formulas |
 
 mod attention;
 mod block;
@@ -30,7 +30,7 @@ pub use block::DecoderBlock;
 pub use config::{LlamaConfig, RopeScaling};
 pub use embedding::Embedding;
 pub use error::{NnError, Result};
-pub use flops::flops_per_token;
+pub use flops::{flops_per_token, num_parameters};
 pub use linear::Linear;
 pub use mlp::SwigluMlp;
 pub use models::causal_lm::{CausalLm, ModelInput};

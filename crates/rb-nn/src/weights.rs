@@ -24,12 +24,15 @@ pub fn save_hf(params: &ParamStore, path: &Path) -> Result<()> {
 /// `model.safetensors.index.json` names, in folder `dir`. 16-bit values are widened.
 ///
 /// # Errors
-/// One error that lists every missing and every unexpected name, or the first wrong shape.
+/// [`NnError::Weights`] that lists every missing and unexpected name and every wrong shape; nothing is loaded
+/// then.
 pub fn load_hf(params: &mut ParamStore, dir: &Path) -> Result<()> {
     let mut tensors = BTreeMap::new();
     for file in files(dir)? {
         tensors.extend(io::read_safetensors(&file)?);
     }
+    // Old files hold this buffer, which the config determines.
+    tensors.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
     let tied = !names.iter().any(|n| n == "lm_head.weight");
     if tied
@@ -40,16 +43,16 @@ pub fn load_hf(params: &mut ParamStore, dir: &Path) -> Result<()> {
         // Some writers store the tied table twice.
         tensors.remove("lm_head.weight");
     }
-    let missing: Vec<&str> = names.iter().filter(|n| !tensors.contains_key(*n)).map(String::as_str).collect();
-    let unexpected: Vec<&str> = tensors.keys().filter(|n| !names.contains(n)).map(String::as_str).collect();
-    if !missing.is_empty() || !unexpected.is_empty() {
-        let list = |names: &[&str]| if names.is_empty() { "none".to_string() } else { names.join(", ") };
-        let reason = format!(
-            "the weights do not fit the config: missing {}; unexpected {}",
-            list(&missing),
-            list(&unexpected)
-        );
-        return Err(NnError::File { path: dir.into(), reason });
+    let missing: Vec<String> = names.iter().filter(|n| !tensors.contains_key(*n)).cloned().collect();
+    let unexpected: Vec<String> = tensors.keys().filter(|n| !names.contains(n)).cloned().collect();
+    let mut shapes = Vec::new();
+    for (_, part) in params.layout().parts() {
+        if let Some(tensor) = tensors.get(&part.name).filter(|t| t.shape() != &part.shape) {
+            shapes.push(format!("{} has {}, expected {}", part.name, tensor.shape(), part.shape));
+        }
+    }
+    if !(missing.is_empty() && unexpected.is_empty() && shapes.is_empty()) {
+        return Err(NnError::Weights { path: dir.into(), missing, unexpected, shapes });
     }
     for name in &names {
         params.set_part(name, &tensors[name])?;
@@ -80,5 +83,108 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     match names.iter().find(|n| n.contains('/') || n.contains('\\') || n.contains("..")) {
         Some(name) => Err(bad(format!("names the file {name}, which is outside the folder"))),
         None => Ok(names.into_iter().map(|n| dir.join(n)).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CausalLm;
+    use crate::config::tests::tiny;
+    use rb_autograd::ParamBuilder;
+    use rb_tensor::{Device, Rng};
+
+    fn store(tied: bool, seed: u64) -> ParamStore {
+        let mut config = tiny(65, 4, 2);
+        config.tie_word_embeddings = tied;
+        let mut builder = ParamBuilder::default();
+        CausalLm::init(&config, &mut builder).unwrap();
+        builder.build(&Rng::new(seed), Device::Cpu).unwrap()
+    }
+
+    fn values(params: &ParamStore) -> Vec<f32> {
+        params.arena().as_slice::<f32>().unwrap().to_vec()
+    }
+
+    fn write(path: &Path, tensors: &BTreeMap<String, Tensor>) {
+        io::write_safetensors(path, tensors.iter().map(|(n, t)| (n.as_str(), t))).unwrap();
+    }
+
+    #[test]
+    fn round_trip_without_padding_or_tied_head() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        for tied in [true, false] {
+            let (from, mut to) = (store(tied, 1), store(tied, 2));
+            save_hf(&from, &path).unwrap();
+            let mut file = io::read_safetensors(&path).unwrap();
+            assert_eq!(file.contains_key("lm_head.weight"), !tied);
+            assert_eq!(file["model.embed_tokens.weight"].shape().dims(), &[65, 16]);
+            load_hf(&mut to, dir.path()).unwrap();
+            assert_eq!(values(&from), values(&to));
+
+            // A tied table that is stored twice is read; a different head beside it is not.
+            if tied {
+                file.insert("lm_head.weight".into(), file["model.embed_tokens.weight"].clone());
+                write(&path, &file);
+                load_hf(&mut to, dir.path()).unwrap();
+                let other = Tensor::zeros([65, 16], DType::F32, Device::Cpu).unwrap();
+                file.insert("lm_head.weight".into(), other);
+                write(&path, &file);
+                let message = load_hf(&mut to, dir.path()).unwrap_err().to_string();
+                assert!(message.contains("unexpected: lm_head.weight"), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_error_lists_every_problem_and_nothing_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let mut to = store(true, 2);
+        let before = values(&to);
+        save_hf(&store(false, 1), &path).unwrap();
+        let mut tensors = io::read_safetensors(&path).unwrap();
+        tensors.remove("model.norm.weight");
+        let up = "model.layers.0.mlp.up_proj.weight";
+        tensors.insert(up.into(), Tensor::from_vec(vec![0f32; 4], [2, 2]).unwrap());
+        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), Tensor::scalar(1f32));
+        write(&path, &tensors);
+        let message = load_hf(&mut to, dir.path()).unwrap_err().to_string();
+        assert!(message.starts_with(&dir.path().display().to_string()), "{message}");
+        let lists =
+            "missing: model.norm.weight; unexpected: lm_head.weight; of another shape: model.layers.0.mlp";
+        assert!(message.contains(lists), "{message}");
+        assert!(message.ends_with("up_proj.weight has [2, 2], expected [10, 16]"), "{message}");
+        assert_eq!(values(&to), before);
+    }
+
+    #[test]
+    fn shards_are_joined_and_stay_in_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = store(false, 1);
+        save_hf(&from, &dir.path().join("all")).unwrap();
+        let all = io::read_safetensors(&dir.path().join("all")).unwrap();
+        let mut map = BTreeMap::new();
+        for which in 0..2 {
+            let shard = format!("model-0000{}-of-00002.safetensors", which + 1);
+            let half =
+                all.iter().enumerate().filter(|(i, _)| i % 2 == which).map(|(_, (n, t))| (n.as_str(), t));
+            map.extend(half.clone().map(|(n, _)| (n.to_string(), shard.clone())));
+            io::write_safetensors(&dir.path().join(shard), half).unwrap();
+        }
+        let index = dir.path().join("model.safetensors.index.json");
+        let json = serde_json::json!({ "metadata": {}, "weight_map": map });
+        std::fs::write(&index, json.to_string()).unwrap();
+        let mut to = store(false, 2);
+        load_hf(&mut to, dir.path()).unwrap();
+        assert_eq!(values(&from), values(&to));
+
+        std::fs::remove_file(dir.path().join("model-00002-of-00002.safetensors")).unwrap();
+        let message = load_hf(&mut to, dir.path()).unwrap_err().to_string();
+        assert!(message.contains("model-00002-of-00002.safetensors: reading failed"), "{message}");
+        let outside = serde_json::json!({ "weight_map": { "a": "../x.safetensors" } });
+        std::fs::write(&index, outside.to_string()).unwrap();
+        assert!(load_hf(&mut to, dir.path()).unwrap_err().to_string().contains("outside the folder"));
     }
 }

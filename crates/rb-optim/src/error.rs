@@ -1,25 +1,65 @@
-//! Errors of optimizers.
+//! Errors of optimizers and schedules.
 
 use rb_autograd::AutogradError;
-use rb_tensor::TensorError;
+use rb_tensor::{ShapeError, TensorError};
 
 /// `Result` of this crate.
 pub type Result<T, E = OptimError> = std::result::Result<T, E>;
 
-/// Everything that can go wrong in a step or when state is loaded.
+/// Everything that can go wrong in an optimizer step, its state or a schedule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
-    /// Missing gradients, parameters of another model.
+    /// Missing gradients, or stores of different models.
     #[error(transparent)]
     Autograd(#[from] AutogradError),
-    /// Shapes or element types.
+    /// A tensor that still looks into the weights; a shape.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// Stored state does not fit the model.
-    #[error("optimizer state: {reason}")]
-    State {
-        /// Which tensor, and what is wrong with it.
-        reason: String,
+    /// A number that an optimizer or schedule cannot work with.
+    #[error("{owner}: {name} is {value}, expected {expected}")]
+    HyperParameter {
+        /// Optimizer or `schedule`.
+        owner: &'static str,
+        /// Which number.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        expected: &'static str,
     },
+    /// Stored state that does not belong to this model and optimizer. Nothing was loaded.
+    #[error(
+        "{optimizer}: stored state does not fit this model: missing [{}], unexpected [{}]; \
+         the model, its frozen parameters and the optimizer must be those of the saved run",
+        missing.join(", "), unexpected.join(", ")
+    )]
+    StateNames {
+        /// Optimizer.
+        optimizer: &'static str,
+        /// Names the optimizer needs and the state lacks.
+        missing: Vec<String>,
+        /// Names in the state that the optimizer does not know.
+        unexpected: Vec<String>,
+    },
+}
+
+impl From<ShapeError> for OptimError {
+    fn from(error: ShapeError) -> Self {
+        OptimError::Tensor(error.into())
+    }
+}
+
+/// Checks one number, naming it.
+pub(crate) fn require(
+    good: bool,
+    owner: &'static str,
+    name: &'static str,
+    value: impl ToString,
+    expected: &'static str,
+) -> Result<()> {
+    if good {
+        return Ok(());
+    }
+    Err(OptimError::HyperParameter { owner, name, value: value.to_string(), expected })
 }

@@ -56,7 +56,7 @@ impl Schedule {
             Kind::WarmupStableDecay { decay_steps } => self.total_steps.saturating_sub(decay_steps),
             Kind::Linear | Kind::Cosine => self.warmup_steps,
         };
-        if step + 1 >= self.total_steps {
+        if step.saturating_add(1) >= self.total_steps {
             return if fall_from >= self.total_steps { self.peak } else { self.floor };
         }
         if step < fall_from {

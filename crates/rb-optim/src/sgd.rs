@@ -1,83 +1,68 @@
-//! Stochastic gradient descent with momentum and decoupled weight decay.
-//!
-//! ```text
-//! p <- p (1 - lr wd)                        matrices only
-//! u <- momentum u + g
-//! p <- p - lr u
-//! ```
-//!
-//! **Source** `torch.optim.SGD` (its momentum form, without dampening); decay as in [`crate::AdamW`].
+//! Stochastic gradient descent with momentum.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use rayon::prelude::*;
-use rb_autograd::{Float, GradStore, Layout, ParamStore};
-use rb_tensor::{Arena, DType, Tensor};
+use rb_autograd::{Float, GradStore, ParamStore};
+use rb_tensor::Tensor;
 
-use crate::optimizer::{self, Optimizer};
-use crate::{OptimError, Result};
+use crate::error::require;
+use crate::update::{State, Update};
+use crate::{Optimizer, Result};
 
-/// Elements of one parallel task.
-const TASK: usize = 16 * 1024;
-
-/// Settings of [`Sgd`].
+/// Numbers of [`Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdConfig {
-    /// Share of the last direction that is kept.
+    /// Decay of the velocity, in [0, 1); 0 is plain gradient descent.
     pub momentum: f64,
-    /// Decoupled decay of matrices.
+    /// Decoupled weight decay, for entries that declare it (matrices). PyTorch's `SGD` adds
+    /// `weight_decay * p` to the gradient instead.
     pub weight_decay: f64,
 }
 
-/// The optimizer and its momentum.
+impl Default for SgdConfig {
+    fn default() -> Self {
+        SgdConfig { momentum: 0.9, weight_decay: 0.0 }
+    }
+}
+
+const NAME: &str = "sgd";
+
+/// Gradient descent with momentum and decoupled weight decay.
+///
+/// With `g` the scaled gradient: `p *= 1 - lr * weight_decay` (matrices only), `b = momentum b + g`,
+/// `p -= lr b`.
+///
+/// **Source** `torch.optim.SGD` with dampening 0, but for the weight decay.
 #[derive(Debug)]
 pub struct Sgd {
     config: SgdConfig,
-    layout: Arc<Layout>,
-    buffer: Arena,
-    steps: u64,
+    state: State<1>,
 }
 
 impl Sgd {
-    /// Zero momentum for `params`.
+    /// An optimizer with zero velocity for `params`. Freeze parameters before.
+    ///
+    /// # Errors
+    /// A number out of its range.
     pub fn new(config: SgdConfig, params: &ParamStore) -> Result<Sgd> {
-        let arena = params.arena();
-        let buffer = Arena::zeros("momentum_buffer", arena.numel(), arena.dtype(), arena.device())?;
-        Ok(Sgd { config, layout: params.layout().clone(), buffer, steps: 0 })
+        let SgdConfig { momentum, weight_decay } = config;
+        require((0.0..1.0).contains(&momentum), NAME, "momentum", momentum, "0 to below 1")?;
+        let decay = weight_decay.is_finite() && weight_decay >= 0.0;
+        require(decay, NAME, "weight_decay", weight_decay, "a finite number of at least 0")?;
+        Ok(Sgd { config, state: State::new(NAME, ["momentum_buffer"], params)? })
     }
 
-    fn update<T: Float>(
-        &mut self,
-        params: &mut ParamStore,
-        grads: &GradStore,
-        lr: f64,
-        scale: f64,
-    ) -> Result<()> {
-        let (momentum, rate, scale) =
-            (T::from_f64(self.config.momentum), T::from_f64(lr), T::from_f64(scale));
-        let grads = grads.arena().as_slice::<T>()?;
-        let weights = params.arena_mut().as_mut_slice::<T>()?;
-        let buffer = self.buffer.as_mut_slice::<T>()?;
-        for span in optimizer::spans(&self.layout) {
-            let keep = T::from_f64(if span.decay { 1.0 - lr * self.config.weight_decay } else { 1.0 });
-            let r = span.range;
-            weights[r.clone()]
-                .par_chunks_mut(TASK)
-                .zip(buffer[r.clone()].par_chunks_mut(TASK))
-                .zip(grads[r].par_chunks(TASK))
-                .for_each(|((p, u), g)| {
-                    for ((p, u), &g) in p.iter_mut().zip(u).zip(g) {
-                        *u = u.mul_add(momentum, g * scale);
-                        *p = *p * keep - rate * *u;
-                    }
-                });
-        }
-        Ok(())
+    /// The numbers it was made with.
+    pub fn config(&self) -> &SgdConfig {
+        &self.config
     }
 }
 
 impl Optimizer for Sgd {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
     fn step(
         &mut self,
         params: &mut ParamStore,
@@ -85,58 +70,41 @@ impl Optimizer for Sgd {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        optimizer::check(&self.layout, params, grads)?;
-        match params.arena().dtype() {
-            DType::F64 => self.update::<f64>(params, grads, lr, grad_scale)?,
-            _ => self.update::<f32>(params, grads, lr, grad_scale)?,
-        }
-        self.steps += 1;
-        grads.mark_stale();
-        Ok(())
+        self.state.check(params, grads, lr, grad_scale)?;
+        let SgdConfig { momentum, weight_decay } = self.config;
+        let keep = 1.0 - lr * weight_decay;
+        self.state.apply(&SgdUpdate { grad_scale, keep, momentum, lr }, params, grads)
     }
 
     fn steps_done(&self) -> u64 {
-        self.steps
+        self.state.steps
     }
 
     fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut out = Vec::new();
-        optimizer::export("momentum_buffer", &self.buffer, &self.layout, &mut out)?;
-        Ok(out)
+        self.state.named()
     }
 
-    fn load_state(&mut self, tensors: &BTreeMap<String, Tensor>, steps_done: u64) -> Result<(), OptimError> {
-        optimizer::import(&mut [("momentum_buffer", &mut self.buffer)], &self.layout, tensors)?;
-        self.steps = steps_done;
-        Ok(())
+    fn load_state(&mut self, tensors: &BTreeMap<String, Tensor>, steps_done: u64) -> Result<()> {
+        self.state.load(tensors, steps_done)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::optimizer::test_support::{gradients, model, weights};
+/// What is the same for every element of one step.
+struct SgdUpdate {
+    grad_scale: f64,
+    /// Factor of decayed weights.
+    keep: f64,
+    momentum: f64,
+    lr: f64,
+}
 
-    #[test]
-    fn five_steps_match_the_formula_in_f64() {
-        let (mut params, mut grads) = model(DType::F64);
-        let mut sgd = Sgd::new(SgdConfig { momentum: 0.7, weight_decay: 0.2 }, &params).unwrap();
-        let mut expected = weights(&params);
-        let mut momenta: Vec<Vec<f64>> = expected.iter().map(|w| vec![0.0; w.len()]).collect();
-        for t in 1..=5 {
-            let g = gradients(&params, &mut grads, t);
-            sgd.step(&mut params, &mut grads, 0.05, 2.0).unwrap();
-            for (i, w) in expected.iter_mut().enumerate() {
-                let decay = if i == 0 { 0.2 } else { 0.0 };
-                for (j, p) in w.iter_mut().enumerate() {
-                    momenta[i][j] = 0.7 * momenta[i][j] + 2.0 * g[i][j];
-                    *p = *p * (1.0 - 0.05 * decay) - 0.05 * momenta[i][j];
-                }
-            }
+impl Update<1> for SgdUpdate {
+    fn update<T: Float>(&self, decay: bool, weights: &mut [T], grads: &[T], [velocity]: [&mut [T]; 1]) {
+        let keep = T::from_f64(if decay { self.keep } else { 1.0 });
+        let [scale, momentum, lr] = [self.grad_scale, self.momentum, self.lr].map(T::from_f64);
+        for ((p, &g), b) in weights.iter_mut().zip(grads).zip(velocity) {
+            *b = momentum * *b + g * scale;
+            *p = *p * keep - lr * *b;
         }
-        for (got, want) in weights(&params).iter().flatten().zip(expected.iter().flatten()) {
-            assert!((got - want).abs() < 1e-12, "{got} {want}");
-        }
-        assert_eq!((sgd.steps_done(), sgd.state().unwrap().len()), (5, 2));
     }
 }

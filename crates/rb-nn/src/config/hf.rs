@@ -57,10 +57,20 @@ impl LlamaConfig {
 
     fn from_value(json: &Value) -> Result<LlamaConfig, String> {
         let present = |key: &str| json.get(key).filter(|v| !v.is_null());
-        let model_type = present("model_type").and_then(Value::as_str).unwrap_or("llama");
-        if !["llama", "qwen3"].contains(&model_type) {
-            return Err(format!("model_type is {model_type}; supported are llama and qwen3"));
-        }
+        let architecture = present("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
+        let model_type = match (present("model_type").and_then(Value::as_str), architecture) {
+            (Some("llama") | None, Some("LlamaForCausalLM")) | (Some("llama"), None) => "llama",
+            (Some("qwen3") | None, Some("Qwen3ForCausalLM")) | (Some("qwen3"), None) => "qwen3",
+            (model_type, architecture) => {
+                let shown = |s: Option<&str>| s.unwrap_or("missing").to_string();
+                return Err(format!(
+                    "model_type is {} and architectures is {}; supported are llama with LlamaForCausalLM and \
+                     qwen3 with Qwen3ForCausalLM",
+                    shown(model_type),
+                    shown(architecture)
+                ));
+            }
+        };
         refuse(present("hidden_act"), "hidden_act", |v| v.as_str() == Some("silu"), "silu")?;
         refuse(present("mlp_bias"), "mlp_bias", |v| v.as_bool() == Some(false), "false")?;
         refuse(present("attention_dropout"), "attention_dropout", |v| v.as_f64() == Some(0.0), "0")?;
@@ -68,6 +78,10 @@ impl LlamaConfig {
         if model_type == "llama" {
             refuse(present("sliding_window"), "sliding_window", |_| false, "none")?;
         }
+        let full = |v: &Value| v.as_array().is_some_and(|t| t.iter().all(|t| t == "full_attention"));
+        refuse(present("layer_types"), "layer_types", full, "full_attention")?;
+        refuse(present("partial_rotary_factor"), "partial_rotary_factor", is_one, "1")?;
+        refuse(present("quantization_config"), "quantization_config", |_| false, "unquantised weights")?;
         let size = |key: &str| -> Result<Option<usize>, String> {
             match present(key) {
                 None => Ok(None),
@@ -78,15 +92,35 @@ impl LlamaConfig {
             }
         };
         let need = |key: &str| size(key)?.ok_or_else(|| format!("{key} is missing"));
-        let number = |key: &str, default: f64| present(key).and_then(Value::as_f64).unwrap_or(default);
-        let flag = |key: &str, default: bool| present(key).and_then(Value::as_bool).unwrap_or(default);
+        if model_type == "qwen3" {
+            // transformers' defaults for these are the sizes of one published model.
+            need("head_dim")?;
+            need("num_key_value_heads")?;
+        }
+        let number = |key: &str, default: f64| match present(key) {
+            None => Ok(default),
+            Some(v) => v.as_f64().ok_or_else(|| format!("{key} is {v}, expected a number")),
+        };
+        let flag = |key: &str| match present(key) {
+            None => Ok(false),
+            Some(v) => v.as_bool().ok_or_else(|| format!("{key} is {v}, expected true or false")),
+        };
         // A list of end tokens is legal; the first one is what generation needs.
         let token = |key: &str| {
             let value = present(key)?;
-            value.as_u64().or_else(|| value.as_array()?.first()?.as_u64()).map(|id| id as u32)
+            let id = value.as_u64().or_else(|| value.as_array()?.first()?.as_u64())?;
+            u32::try_from(id).ok()
         };
         let rope = present("rope_parameters").or_else(|| present("rope_scaling"));
-        let theta = present("rope_parameters").and_then(|r| r.get("rope_theta")).and_then(Value::as_f64);
+        if let (Some(new), Some(old)) = (present("rope_parameters"), present("rope_scaling"))
+            && read_scaling(new)? != read_scaling(old)?
+        {
+            return Err("rope_parameters and rope_scaling disagree; remove one of them".into());
+        }
+        let theta = match rope.and_then(|r| r.get("rope_theta")) {
+            None => number("rope_theta", 1e4)?,
+            Some(v) => v.as_f64().ok_or_else(|| format!("rope_theta is {v}, expected a number"))?,
+        };
         let config = LlamaConfig {
             vocab_size: need("vocab_size")?,
             hidden_size: need("hidden_size")?,
@@ -96,13 +130,13 @@ impl LlamaConfig {
             num_key_value_heads: size("num_key_value_heads")?,
             head_dim: size("head_dim")?,
             max_position_embeddings: size("max_position_embeddings")?.unwrap_or(2048),
-            initializer_range: number("initializer_range", 0.02),
-            rms_norm_eps: number("rms_norm_eps", 1e-6),
-            rope_theta: theta.unwrap_or_else(|| number("rope_theta", 1e4)),
+            initializer_range: number("initializer_range", 0.02)?,
+            rms_norm_eps: number("rms_norm_eps", 1e-6)?,
+            rope_theta: theta,
             rope_scaling: rope.map(read_scaling).transpose()?.flatten(),
-            attention_bias: flag("attention_bias", false),
+            attention_bias: flag("attention_bias")?,
             use_qk_norm: model_type == "qwen3",
-            tie_word_embeddings: flag("tie_word_embeddings", false),
+            tie_word_embeddings: flag("tie_word_embeddings")?,
             bos_token_id: token("bos_token_id"),
             eos_token_id: token("eos_token_id"),
             residual_init_scale: true,
@@ -117,6 +151,10 @@ fn refuse(value: Option<&Value>, key: &str, fine: impl Fn(&Value) -> bool, only:
         Some(v) if !fine(v) => Err(format!("{key} is {v}; this library computes only {only}")),
         _ => Ok(()),
     }
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
 }
 
 fn scaling_json(scaling: &RopeScaling) -> Value {
@@ -149,6 +187,7 @@ fn read_scaling(value: &Value) -> Result<Option<RopeScaling>, String> {
             .and_then(Value::as_f64)
             .ok_or_else(|| format!("rope_scaling {kind} has no number {key}"))
     };
+    refuse(value.get("partial_rotary_factor"), "partial_rotary_factor", is_one, "1")?;
     match kind {
         "default" => Ok(None),
         "linear" => Ok(Some(RopeScaling::Linear { factor: number("factor")? })),
@@ -195,10 +234,56 @@ mod tests {
             "hidden_act is \"gelu\"; this library computes only silu"
         );
         assert!(with("model_type", json!("gemma")).contains("model_type is gemma"));
+        assert!(with("architectures", json!(["MistralForCausalLM"])).contains("MistralForCausalLM"));
+        assert!(with("architectures", json!(["Qwen3ForCausalLM"])).contains("model_type is llama"));
+        assert!(with("layer_types", json!(["sliding_attention"])).contains("sliding_attention"));
+        assert!(with("use_sliding_window", json!(true)).contains("use_sliding_window is true"));
+        assert!(with("attention_dropout", json!(0.1)).contains("attention_dropout is 0.1"));
+        assert!(with("quantization_config", json!({})).contains("quantization_config is {}"));
+        assert!(with("partial_rotary_factor", json!(0.5)).contains("partial_rotary_factor is 0.5"));
+        let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+        assert!(with("rope_scaling", linear).contains("disagree"));
+        let partial = json!({ "rope_type": "default", "partial_rotary_factor": 0.5 });
+        assert!(with("rope_parameters", partial).contains("partial_rotary_factor is 0.5"));
         assert!(with("sliding_window", json!(128)).contains("sliding_window is 128"));
         let yarn = json!({ "rope_type": "yarn", "factor": 4.0 });
         assert!(with("rope_parameters", yarn).contains("rope_scaling kind yarn is not supported"));
         assert!(with("mlp_bias", json!(true)).contains("mlp_bias is true"));
         assert_eq!(with("hidden_size", Value::Null), "hidden_size is missing");
+        // A value of another type must never turn into a default.
+        assert_eq!(with("rms_norm_eps", json!("1e-5")), "rms_norm_eps is \"1e-5\", expected a number");
+        assert!(with("tie_word_embeddings", json!(1)).contains("expected true or false"));
+        assert!(with("eos_token_id", json!(101)).contains("eos_token_id is 101"));
+    }
+
+    #[test]
+    fn both_generations_of_transformers_are_read() {
+        let mut v4 = tiny(101, 12, 4).to_json_value();
+        v4["rope_theta"] = json!(5e5);
+        v4["rope_scaling"] = json!({ "type": "linear", "factor": 4.0 });
+        for key in ["rope_parameters", "dtype", "head_dim", "model_type"] {
+            v4.as_object_mut().unwrap().remove(key);
+        }
+        v4["eos_token_id"] = json!([5, 6]);
+        v4["pad_token_id"] = json!(-1);
+        let config = LlamaConfig::from_value(&v4).unwrap();
+        assert_eq!((config.rope_theta, config.head_dim(), config.eos_token_id), (5e5, 4, Some(5)));
+        assert_eq!(config.rope_scaling, Some(RopeScaling::Linear { factor: 4.0 }));
+
+        let mut v5 = tiny(101, 12, 4).to_json_value();
+        for key in ["rope_theta", "rope_scaling", "torch_dtype", "num_key_value_heads"] {
+            v5.as_object_mut().unwrap().remove(key);
+        }
+        v5["rope_parameters"] = json!({ "rope_type": "default", "rope_theta": 7.0 });
+        let config = LlamaConfig::from_value(&v5).unwrap();
+        assert_eq!((config.rope_theta, config.rope_scaling.clone(), config.kv_heads()), (7.0, None, 12));
+    }
+
+    #[test]
+    fn a_qwen3_config_states_its_head_sizes() {
+        let mut json = LlamaConfig { use_qk_norm: true, ..tiny(101, 12, 4) }.to_json_value();
+        assert!(LlamaConfig::from_value(&json).unwrap().use_qk_norm);
+        json["head_dim"] = Value::Null;
+        assert_eq!(LlamaConfig::from_value(&json).unwrap_err(), "head_dim is missing");
     }
 }

@@ -27,6 +27,28 @@ impl ModelInput {
 }
 
 /// Embedding, blocks, final norm and output product, with Llama's names (Qwen3's with QK-norm).
+///
+/// # Examples
+/// ```
+/// use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
+/// use rb_autograd::{GradStore, ParamBuilder, Tape};
+/// use rb_nn::{CausalLm, LlamaConfig, ModelInput};
+/// use rb_tensor::{Device, Rng, Tensor};
+///
+/// let config = LlamaConfig { num_key_value_heads: Some(2), ..LlamaConfig::new(257, 32, 48, 2, 4) };
+/// let mut builder = ParamBuilder::default();
+/// let model = CausalLm::init(&config, &mut builder)?;
+/// let params = builder.build(&Rng::new(0), Device::Cpu)?;
+///
+/// let input = ModelInput::causal(Tensor::from_vec(vec![1, 2, 3, 4], [1, 4])?);
+/// let labels = Tensor::from_vec(vec![2, 3, 4, -100], [1, 4])?; // shifted; -100 is ignored
+/// let tape = Tape::new(&params);
+/// let loss = model.loss(&tape, &input, &labels, &CrossEntropyOptions::default())?;
+/// let mut grads = GradStore::new(&params)?;
+/// tape.backward(&loss, &mut grads)?;
+/// grads.require_complete()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct CausalLm {
     config: LlamaConfig,
@@ -118,6 +140,10 @@ impl CausalLm {
     }
 
     /// Cross entropy against `labels [B, T]` (i32, already shifted; -100 is ignored), as a scalar.
+    /// `options.num_classes` is always the vocabulary's size.
+    ///
+    /// # Errors
+    /// Those of [`CausalLm::hidden`]; a label outside the vocabulary.
     pub fn loss<'t>(
         &self,
         tape: &'t Tape<'t>,
@@ -127,6 +153,6 @@ impl CausalLm {
     ) -> Result<Var<'t>> {
         let logits = self.forward(tape, input)?;
         let options = CrossEntropyOptions { num_classes: Some(self.config.vocab_size), ..options.clone() };
-        Ok(ops::cross_entropy(&logits, labels, &options)?)
+        ops::cross_entropy(&logits, labels, &options).map_err(|e| NnError::in_batch("labels", labels, e))
     }
 }

@@ -23,7 +23,7 @@ pub struct Chart<'a> {
     /// What it shows, for people who hear the page; and for errors.
     pub name: &'static str,
     pub points: &'a [Point],
-    /// Also draw a moving average, with the curve itself lighter.
+    /// Also draw a running median, with the curve itself lighter.
     pub smoothed: bool,
     /// Measured now and then, drawn as dots joined by a line.
     pub sparse: &'a [Point],
@@ -40,7 +40,7 @@ pub struct Drawn {
     pub svg: String,
     /// The vertical axis is logarithmic, because of spikes.
     pub log: bool,
-    /// There is a moving average.
+    /// There is a running median.
     pub smoothed: bool,
 }
 
@@ -67,10 +67,10 @@ impl Chart<'_> {
             Scale::FromZero if y_low >= 0.0 => Axis::from_zero(y_high, 5),
             _ => Axis::linear(y_low, y_high, 6),
         };
-        let average = if self.smoothed { smooth(self.points) } else { None };
-        let smoothed = average.is_some();
+        let median_line = if self.smoothed { smooth(self.points) } else { None };
+        let smoothed = median_line.is_some();
         let mut svg = String::new();
-        self.draw_into(&mut svg, x, y, average)
+        self.draw_into(&mut svg, x, y, median_line)
             .map_err(|e| ObserveError::Plot { chart: self.name, reason: e.to_string() })?;
         Ok(Some(Drawn { svg: self.make_responsive(&svg), log, smoothed }))
     }
@@ -80,7 +80,7 @@ impl Chart<'_> {
         svg: &mut String,
         x: Axis,
         y: Axis,
-        average: Option<Vec<Point>>,
+        median_line: Option<Vec<Point>>,
     ) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
         let area = SVGBackend::with_string(svg, self.size).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
@@ -112,10 +112,10 @@ impl Chart<'_> {
         if raw.len() < DOTS_BELOW {
             chart.draw_series(raw.iter().map(|&p| Circle::new(p, 5, self.color.filled())))?;
         }
-        let raw_color = self.color.mix(if average.is_some() { 0.35 } else { 1.0 });
-        chart.draw_series(line(raw, raw_color, if average.is_some() { 2 } else { 4 }))?;
-        if let Some(average) = average {
-            chart.draw_series(line(average, self.color.mix(1.0), 4))?;
+        let raw_color = self.color.mix(if median_line.is_some() { 0.35 } else { 1.0 });
+        chart.draw_series(line(raw, raw_color, if median_line.is_some() { 2 } else { 4 }))?;
+        if let Some(median_line) = median_line {
+            chart.draw_series(line(median_line, self.color.mix(1.0), 4))?;
         }
         if !self.sparse.is_empty() {
             let sparse = thin(self.sparse, MAX_POINTS);

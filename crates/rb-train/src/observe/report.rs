@@ -280,7 +280,7 @@ impl Page {
         let has = |kind| events.iter().any(|e| e.event == kind);
         if drawn.smoothed {
             self.legend("each record", "light", chart.color);
-            self.legend("average", "", chart.color);
+            self.legend("median", "", chart.color);
         } else if !chart.sparse.is_empty() && !chart.points.is_empty() {
             self.legend("train", "", chart.color);
         }
@@ -403,7 +403,7 @@ mod tests {
             (1..=100_000).map(|s| train(s, 3.0 + (s % 9) as f64 * 0.1).into()).collect();
         let page = page(&records);
         assert!(page.len() < 600_000, "{}", page.len());
-        assert!(page.contains("<dd>100,000</dd>") && page.contains("average"));
+        assert!(page.contains("<dd>100,000</dd>") && page.contains("median</em>"));
         assert_self_contained(&page);
     }
 

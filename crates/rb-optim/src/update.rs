@@ -1,0 +1,202 @@
+//! One fused, parallel pass over weights, gradients and optimizer state.
+//!
+//! What is named in the layout and trainable is visited, in ranges as long as neighbours of one kind allow;
+//! padding rows and alignment gaps are in no range.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamStore};
+use rb_tensor::{Arena, DType, ShapeError, Tensor};
+
+use crate::error::require;
+use crate::{OptimError, Result};
+
+/// Elements of one parallel task: four arrays of this many f32 fit in a second-level cache.
+const TASK_ELEMENTS: usize = 16 * 1024;
+
+/// The formula of an optimizer with `N` state arrays, on equally long slices.
+pub(crate) trait Update<const N: usize>: Sync {
+    fn update<T: Float>(&self, decay: bool, weights: &mut [T], grads: &[T], state: [&mut [T]; N]);
+}
+
+/// `N` arenas in the layout of the weights, with names.
+#[derive(Debug)]
+pub(crate) struct State<const N: usize> {
+    optimizer: &'static str,
+    names: [&'static str; N],
+    layout: Arc<Layout>,
+    arenas: [Arena; N],
+    pub(crate) steps: u64,
+}
+
+impl<const N: usize> State<N> {
+    pub(crate) fn new(
+        optimizer: &'static str,
+        names: [&'static str; N],
+        params: &ParamStore,
+    ) -> Result<Self> {
+        let (layout, weights) = (params.layout().clone(), params.arena());
+        let mut arenas = Vec::with_capacity(N);
+        for name in names {
+            arenas.push(Arena::zeros(name, layout.numel, weights.dtype(), weights.device())?);
+        }
+        // INVARIANT: the loop pushed one arena a name, and there are N names.
+        let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
+        Ok(State { optimizer, names, layout, arenas, steps: 0 })
+    }
+
+    /// Everything that may forbid a step, checked before anything changes.
+    pub(crate) fn check(
+        &self,
+        params: &ParamStore,
+        grads: &GradStore,
+        lr: f64,
+        grad_scale: f64,
+    ) -> Result<()> {
+        let finite = "a finite number";
+        require(lr.is_finite() && lr >= 0.0, self.optimizer, "lr", lr, "a finite number of at least 0")?;
+        require(grad_scale.is_finite(), self.optimizer, "grad_scale", grad_scale, finite)?;
+        if params.layout() != &self.layout {
+            return Err(AutogradError::LayoutMismatch { what: "the optimizer state" }.into());
+        }
+        if params.layout() != grads.layout() {
+            return Err(AutogradError::LayoutMismatch { what: "the gradient store" }.into());
+        }
+        Ok(grads.require_complete()?)
+    }
+
+    /// Runs `update` over all ranges, counts the step and marks the gradients stale.
+    pub(crate) fn apply(
+        &mut self,
+        update: &impl Update<N>,
+        params: &mut ParamStore,
+        grads: &mut GradStore,
+    ) -> Result<()> {
+        match params.arena().dtype() {
+            DType::F64 => self.apply_typed::<f64>(update, params, grads)?,
+            _ => self.apply_typed::<f32>(update, params, grads)?,
+        }
+        grads.mark_stale();
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn apply_typed<T: Float>(
+        &mut self,
+        update: &impl Update<N>,
+        params: &mut ParamStore,
+        grads: &GradStore,
+    ) -> Result<()> {
+        let grads = grads.arena().as_slice::<T>()?;
+        let mut state = Vec::with_capacity(N);
+        for arena in &mut self.arenas {
+            state.push(arena.as_mut_slice::<T>()?);
+        }
+        let mut weights = params.arena_mut().as_mut_slice::<T>()?;
+        let mut tasks = Vec::with_capacity(grads.len() / TASK_ELEMENTS + self.layout.entries.len());
+        let mut place = 0;
+        for (decay, range) in ranges(&self.layout) {
+            let mut gap = range.start - place;
+            place = range.end;
+            for start in range.clone().step_by(TASK_ELEMENTS) {
+                let len = TASK_ELEMENTS.min(range.end - start);
+                let slices: [&mut [T]; N] = std::array::from_fn(|i| take(&mut state[i], gap, len));
+                tasks.push((decay, take(&mut weights, gap, len), &grads[start..start + len], slices));
+                gap = 0;
+            }
+        }
+        tasks.into_par_iter().for_each(|(decay, weights, grads, slices)| {
+            update.update(decay, weights, grads, slices);
+        });
+        Ok(())
+    }
+
+    /// Views of the state of every trainable part.
+    pub(crate) fn named(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut tensors = Vec::new();
+        for (name, arena) in self.names.iter().zip(&self.arenas) {
+            for (entry, part) in self.layout.parts() {
+                if entry.trainable {
+                    tensors.push((format!("{name}/{}", part.name), arena.view(part.offset, &part.shape)?));
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    pub(crate) fn load(&mut self, tensors: &BTreeMap<String, Tensor>, steps_done: u64) -> Result<()> {
+        let expected: BTreeMap<String, Tensor> = self.named()?.into_iter().collect();
+        let missing: Vec<String> = expected.keys().filter(|k| !tensors.contains_key(*k)).cloned().collect();
+        let unexpected: Vec<String> =
+            tensors.keys().filter(|k| !expected.contains_key(*k)).cloned().collect();
+        if !missing.is_empty() || !unexpected.is_empty() {
+            return Err(OptimError::StateNames { optimizer: self.optimizer, missing, unexpected });
+        }
+        for (name, want) in &expected {
+            let got = tensors[name].shape();
+            if got != want.shape() {
+                return Err(ShapeError::new("load_state", name.as_str(), got, want.shape()).into());
+            }
+        }
+        // The views must be gone before the arenas change.
+        drop(expected);
+        for (name, arena) in self.names.iter().zip(&mut self.arenas) {
+            for (entry, part) in self.layout.parts().filter(|(entry, _)| entry.trainable) {
+                debug_assert!(entry.range().start <= part.offset);
+                let value = tensors[&format!("{name}/{}", part.name)].to_dtype(arena.dtype());
+                let range = part.offset..part.offset + part.shape.numel();
+                match arena.dtype() {
+                    DType::F64 => arena.as_mut_slice::<f64>()?[range].copy_from_slice(value.as_slice()?),
+                    _ => arena.as_mut_slice::<f32>()?[range].copy_from_slice(value.as_slice()?),
+                }
+            }
+        }
+        self.steps = steps_done;
+        Ok(())
+    }
+}
+
+/// Skips `gap` elements of `rest` and cuts off the `len` after them.
+fn take<'a, T>(rest: &mut &'a mut [T], gap: usize, len: usize) -> &'a mut [T] {
+    let (cut, tail) = std::mem::take(rest)[gap..].split_at_mut(len);
+    *rest = tail;
+    cut
+}
+
+/// Trainable elements in order, as `(decay, range)`; neighbours of one kind are joined.
+fn ranges(layout: &Layout) -> Vec<(bool, Range<usize>)> {
+    let trainable = layout.parts().filter(|(entry, _)| entry.trainable);
+    let mut parts: Vec<(bool, Range<usize>)> =
+        trainable.map(|(e, p)| (e.decay, p.offset..p.offset + p.shape.numel())).collect();
+    parts.sort_by_key(|(_, range)| range.start);
+    let mut joined: Vec<(bool, Range<usize>)> = Vec::new();
+    for (decay, range) in parts {
+        match joined.last_mut() {
+            Some((kind, last)) if *kind == decay && last.end == range.start => last.end = range.end,
+            _ => joined.push((decay, range)),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rb_autograd::{Init, ParamBuilder};
+    use rb_tensor::{Device, Rng};
+
+    #[test]
+    fn ranges_join_neighbours_and_leave_padding_and_frozen_out() {
+        let mut b = ParamBuilder::default();
+        b.param("norm", [64], Init::Ones).unwrap();
+        b.packed([("q".into(), 2), ("k".into(), 2)], &[4, 32].into(), Init::Zeros).unwrap();
+        b.packed([("embed".into(), 3)], &[4, 64].into(), Init::Zeros).unwrap();
+        b.param("frozen", [2, 64], Init::Zeros).unwrap();
+        let mut store = b.build(&Rng::new(0), Device::Cpu).unwrap();
+        store.set_trainable("frozen", false).unwrap();
+        assert_eq!(ranges(store.layout()), [(true, 0..128 + 192), (false, 512..576)]);
+    }
+}
