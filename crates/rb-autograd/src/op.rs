@@ -96,8 +96,7 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
 }
 
 fn check_finite<O: Op>((number, param): (usize, Option<&str>), y: &Tensor) -> Result<()> {
-    let wide = y.to_dtype(DType::F64);
-    match wide.as_slice::<f64>()?.iter().position(|x| !x.is_finite()) {
+    match y.first_non_finite() {
         None => Ok(()),
         Some(index) => Err(AutogradError::NonFinite {
             op: O::NAME,

@@ -153,18 +153,7 @@ impl ParamStore {
         if value.shape() != &part.shape {
             return Err(ShapeError::new("set_part", name, value.shape(), &part.shape).into());
         }
-        let range = part.offset..part.offset + part.shape.numel();
-        match self.weights.dtype() {
-            DType::F64 => {
-                let value = value.to_dtype(DType::F64);
-                self.weights.as_mut_slice::<f64>()?[range].copy_from_slice(value.as_slice()?);
-            }
-            _ => {
-                let value = value.to_dtype(DType::F32);
-                self.weights.as_mut_slice::<f32>()?[range].copy_from_slice(value.as_slice()?);
-            }
-        }
-        Ok(())
+        Ok(self.weights.write(part.offset, value)?)
     }
 
     /// A copy of the store in another element type: the f64 twin of a model, for checks.

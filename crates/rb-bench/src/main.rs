@@ -72,17 +72,13 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     if let Some(threads) = args.threads {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
-    let config: LlamaConfig = serde_json::from_value(serde_json::json!({
-        "vocab_size": args.vocab,
-        "hidden_size": args.d_model,
-        "intermediate_size": args.d_ff,
-        "num_hidden_layers": args.n_layers,
-        "num_attention_heads": args.n_heads,
-        "num_key_value_heads": args.n_kv_heads,
-        "head_dim": args.head_dim,
-        "max_position_embeddings": args.seq_len,
-        "tie_word_embeddings": true,
-    }))?;
+    let config = LlamaConfig {
+        num_key_value_heads: Some(args.n_kv_heads),
+        head_dim: Some(args.head_dim),
+        max_position_embeddings: args.seq_len,
+        tie_word_embeddings: true,
+        ..LlamaConfig::new(args.vocab, args.d_model, args.d_ff, args.n_layers, args.n_heads)
+    };
     let mut builder = ParamBuilder::default();
     let model = CausalLm::init(&config, &mut builder)?;
     let mut params = builder.build(&Rng::new(0), Device::Cpu)?;

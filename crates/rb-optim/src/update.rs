@@ -146,12 +146,7 @@ impl<const N: usize> State<N> {
         for (name, arena) in self.names.iter().zip(&mut self.arenas) {
             for (entry, part) in self.layout.parts().filter(|(entry, _)| entry.trainable) {
                 debug_assert!(entry.range().start <= part.offset);
-                let value = tensors[&format!("{name}/{}", part.name)].to_dtype(arena.dtype());
-                let range = part.offset..part.offset + part.shape.numel();
-                match arena.dtype() {
-                    DType::F64 => arena.as_mut_slice::<f64>()?[range].copy_from_slice(value.as_slice()?),
-                    _ => arena.as_mut_slice::<f32>()?[range].copy_from_slice(value.as_slice()?),
-                }
+                arena.write(part.offset, &tensors[&format!("{name}/{}", part.name)])?;
             }
         }
         self.steps = steps_done;

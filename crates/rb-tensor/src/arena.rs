@@ -49,6 +49,18 @@ impl Arena {
         Ok(Tensor { storage: self.storage.clone(), offset, shape })
     }
 
+    /// Overwrites the elements from `offset` with the values of `source`, in the arena's element type.
+    ///
+    /// # Errors
+    /// [`ShapeError`] if the values leave the arena; [`TensorError::Shared`] while a tensor still looks into it.
+    pub fn write(&mut self, offset: usize, source: &Tensor) -> Result<()> {
+        // The view checks the range and is gone before the buffer is borrowed.
+        let len = self.view(offset, source.shape())?.numel();
+        let values = source.to_dtype(self.dtype());
+        self.unshared()?.host_bytes_mut(offset, len).copy_from_slice(values.as_bytes());
+        Ok(())
+    }
+
     /// The whole buffer as a host slice.
     pub fn as_slice<T: Elem>(&self) -> Result<&[T]> {
         self.storage.host_slice(self.name)
@@ -59,9 +71,14 @@ impl Arena {
     /// # Errors
     /// [`TensorError::Shared`] while a tensor still looks into the arena.
     pub fn as_mut_slice<T: Elem>(&mut self) -> Result<&mut [T]> {
+        let name = self.name;
+        self.unshared()?.host_slice_mut(name)
+    }
+
+    fn unshared(&mut self) -> Result<&mut Storage> {
         let holders = Arc::strong_count(&self.storage) - 1;
         let shared = TensorError::Shared { arena: self.name.into(), holders };
-        Arc::get_mut(&mut self.storage).ok_or(shared)?.host_slice_mut(self.name)
+        Arc::get_mut(&mut self.storage).ok_or(shared)
     }
 }
 
@@ -79,5 +96,17 @@ mod tests {
         arena.as_mut_slice::<f32>().unwrap()[2] = 5.0;
         assert_eq!(arena.view(2, [1]).unwrap().item().unwrap(), 5.0);
         assert!(arena.view(5, [2]).is_err());
+    }
+
+    #[test]
+    fn write_converts_checks_the_range_and_needs_sole_ownership() {
+        let mut arena = Arena::zeros("weights", 4, DType::F32, Device::Cpu).unwrap();
+        let pair = Tensor::from_vec(vec![1.5f64, -2.0], [2]).unwrap();
+        arena.write(1, &pair).unwrap();
+        assert_eq!(arena.as_slice::<f32>().unwrap(), [0.0, 1.5, -2.0, 0.0]);
+        assert!(arena.write(3, &pair).is_err());
+        let view = arena.view(0, [1]).unwrap();
+        assert!(matches!(arena.write(1, &pair), Err(TensorError::Shared { .. })));
+        drop(view);
     }
 }

@@ -106,6 +106,13 @@ impl Storage {
         }
     }
 
+    /// The bytes of `len` elements from `offset`, to change.
+    pub(crate) fn host_bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        match self {
+            Storage::Host(b) => each!(b, v => bytemuck::cast_slice_mut(&mut v[offset..offset + len])),
+        }
+    }
+
     /// A new buffer with elements `offset..offset + len` converted to `dtype` (round to nearest even).
     pub(crate) fn convert(&self, offset: usize, len: usize, dtype: DType) -> Storage {
         match self {

@@ -150,6 +150,12 @@ impl Tensor {
         self.storage.host_bytes(self.offset, self.numel())
     }
 
+    /// The flat position of the first value that is NaN or infinite.
+    pub fn first_non_finite(&self) -> Option<usize> {
+        let wide = self.to_dtype(DType::F64);
+        wide.as_slice::<f64>().ok()?.iter().position(|x| !x.is_finite())
+    }
+
     /// Whether this tensor alone owns its whole buffer.
     pub fn is_unshared(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
@@ -212,6 +218,18 @@ mod tests {
         let b = t.to_dtype(DType::BF16).to_dtype(DType::F32);
         assert_eq!(b.to_vec::<f32>().unwrap()[..2], [1.0, 1.0]);
         assert_eq!(t.to_dtype(DType::I32).to_vec::<i32>().unwrap(), [1, 1, -3]);
+    }
+
+    #[test]
+    fn non_finite_values_are_found_one_by_one() {
+        // Finite values whose sum would overflow raise no alarm.
+        let large = Tensor::from_vec(vec![f32::MAX; 3], [3]).unwrap();
+        assert_eq!(large.first_non_finite(), None);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let t = Tensor::from_vec(vec![0.0, f32::MAX, bad], [3]).unwrap();
+            assert_eq!(t.first_non_finite(), Some(2));
+            assert_eq!(t.narrow(0, 2).unwrap().first_non_finite(), None);
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use rb_nn::LlamaConfig;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use load::apply;
 pub use load::{Override, load};
 
 /// A whole config file.

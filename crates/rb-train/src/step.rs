@@ -2,9 +2,9 @@
 
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
-use rb_autograd::{GradStore, ParamStore, Tape};
+use rb_autograd::{AutogradError, GradStore, ParamStore, Tape};
 use rb_data::Batch;
-use rb_nn::{CausalLm, ModelInput};
+use rb_nn::{CausalLm, ModelInput, NnError};
 use rb_tensor::Tensor;
 
 use crate::Result;
@@ -67,7 +67,7 @@ pub fn find_non_finite(
     terms: LossTerms,
 ) -> Result<Option<String>> {
     for (_, part) in params.layout().parts() {
-        if !all_finite(&params.part(&part.name)?)? {
+        if params.part(&part.name)?.first_non_finite().is_some() {
             return Ok(Some(format!("weight {}", part.name)));
         }
     }
@@ -76,7 +76,9 @@ pub fn find_non_finite(
         let (input, labels) = model_input(batch, document_mask)?;
         let tape = Tape::inference(params).checked();
         match model.loss(&tape, &input, &labels, &options) {
-            Err(error) if error.to_string().contains("is not finite") => return Ok(Some(error.to_string())),
+            Err(NnError::Autograd(found @ AutogradError::NonFinite { .. })) => {
+                return Ok(Some(found.to_string()));
+            }
             other => other.map(drop)?,
         }
     }
@@ -87,7 +89,7 @@ pub fn find_non_finite(
 pub fn find_non_finite_gradient(grads: &GradStore) -> Result<Option<String>> {
     for (_, part) in grads.layout().parts() {
         if let Some(grad) = grads.part(&part.name)?
-            && !all_finite(&grad)?
+            && grad.first_non_finite().is_some()
         {
             return Ok(Some(format!("gradient of {}", part.name)));
         }
@@ -120,11 +122,4 @@ fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
         denominator: Denominator::Fixed(valid_tokens.max(1) as f64),
         ..Default::default()
     }
-}
-
-fn all_finite(tensor: &Tensor) -> Result<bool> {
-    Ok(match tensor.dtype() {
-        rb_tensor::DType::F64 => tensor.as_slice::<f64>()?.iter().all(|x| x.is_finite()),
-        _ => tensor.as_slice::<f32>()?.iter().all(|x| x.is_finite()),
-    })
 }

@@ -69,8 +69,7 @@ impl Trainer {
         config.model.bos_token_id = Some(data.tokenizer.eos_id());
         config.model.eos_token_id = Some(data.tokenizer.eos_id());
         config.model.validate()?;
-        let text = config.to_toml()?;
-        std::fs::write(run.config(), text).map_err(|e| TrainError::io(run.config(), "writing", e))?;
+        crate::fs::write_atomic(&run.config(), config.to_toml()?.as_bytes())?;
         let observer = Observer::create(&run, &config)?;
         Trainer::assemble(config, run, data, observer)
     }
@@ -80,7 +79,7 @@ impl Trainer {
     pub fn resume(run_path: &Path, overrides: &[Override]) -> Result<Trainer> {
         let run = RunDir::open(run_path)?;
         let stored = crate::config::load(&run.config(), &[])?;
-        let config = crate::config::load(&run.config(), overrides)?;
+        let config = crate::config::apply(&stored, overrides)?;
         let changes = stored.differences(&config)?;
         crate::resume::check_changes(&changes)?;
         let checkpoints = run.checkpoints();

@@ -73,13 +73,12 @@ pub fn loss_gates(seed: u64) -> Result<Report> {
 }
 
 fn small(seed: u64) -> Result<(CausalLm, ParamStore)> {
-    let json = r#"{"vocab_size": 61, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 32, "initializer_range": 0.1}"#;
-    let config: LlamaConfig = serde_json::from_str(json).map_err(|e| rb_nn::NnError::Config {
-        key: "built-in config",
-        value: "unreadable".into(),
-        expected: e.to_string(),
-    })?;
+    let config = LlamaConfig {
+        num_key_value_heads: Some(2),
+        max_position_embeddings: 32,
+        initializer_range: 0.1,
+        ..LlamaConfig::new(61, 24, 20, 2, 6)
+    };
     let mut builder = ParamBuilder::default();
     let model = CausalLm::init(&config, &mut builder)?;
     Ok((model, builder.build(&Rng::new(seed), Device::Cpu)?))

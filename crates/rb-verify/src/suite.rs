@@ -60,24 +60,9 @@ fn step_check(model: &CausalLm, params: &mut ParamStore, seed: u64) -> Result<Ch
 /// of rotary scaling, odd vocabularies.
 pub fn verify_variants(seed: u64) -> Result<Report> {
     let base = LlamaConfig {
-        vocab_size: 101,
-        hidden_size: 48,
-        intermediate_size: 40,
-        num_hidden_layers: 2,
-        num_attention_heads: 12,
-        num_key_value_heads: None,
-        head_dim: None,
         max_position_embeddings: 64,
         initializer_range: 0.05,
-        rms_norm_eps: 1e-6,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        attention_bias: false,
-        use_qk_norm: false,
-        tie_word_embeddings: false,
-        bos_token_id: None,
-        eos_token_id: None,
-        residual_init_scale: true,
+        ..LlamaConfig::new(101, 48, 40, 2, 12)
     };
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
