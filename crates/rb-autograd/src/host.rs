@@ -40,6 +40,20 @@ pub fn par_row_groups<T: Float>(
     });
 }
 
+/// Calls `f(first_row, rows)` for blocks of at least `min_rows` whole rows of `y`, in parallel.
+pub fn par_row_blocks<T: Float>(
+    y: &mut [T],
+    row_len: usize,
+    min_rows: usize,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) {
+    if y.is_empty() || row_len == 0 {
+        return;
+    }
+    let rows = (TASK_ELEMENTS / row_len).max(min_rows).max(1);
+    y.par_chunks_mut(rows * row_len).enumerate().for_each(|(task, block)| f(task * rows, block));
+}
+
 /// As [`par_row_groups`], for equally long rows of two buffers at once.
 pub fn par_row_pairs<A: Send, B: Send>(
     a: &mut [A],

@@ -191,7 +191,11 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for (t, h, kv) in [(65, 2, 2), (129, 3, 1), (130, 4, 1)] {
-        cases.push(case(format!("causal, T {t}, heads {h}/{kv}"), [1, t, t, h, kv, 4], AttentionMask::Causal));
+        cases.push(case(
+            format!("causal, T {t}, heads {h}/{kv}"),
+            [1, t, t, h, kv, 4],
+            AttentionMask::Causal,
+        ));
     }
     cases.push(case("causal, T 3, S 7".into(), [2, 3, 7, 2, 1, 4], AttentionMask::Causal));
     cases.push(case("causal, T 7, S 3".into(), [2, 7, 3, 2, 1, 4], AttentionMask::Causal));
@@ -202,7 +206,93 @@ pub fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GradStore, ParamStore, Tape};
+    use crate::ParamStore;
+    use crate::testing::{Fill, Outcome, random};
+    use rb_tensor::Rng;
+    use std::ops::Range;
+
+    fn normal(shape: &[usize], seed: u64) -> Tensor {
+        random(&shape.into(), Fill::Normal, &mut Rng::new(seed)).unwrap()
+    }
+
+    fn case(mask: &AttentionMask, scale: f64) -> Case {
+        let mask = mask.clone();
+        Case::normal("test", &[], move |v| attention(&v[0], &v[1], &v[2], &mask, scale))
+    }
+
+    fn close(what: &str, got: &[f64], want: &[f64]) {
+        assert_eq!(got.len(), want.len(), "{what}");
+        for (i, (g, w)) in got.iter().zip(want).enumerate() {
+            assert!((g - w).abs() <= 1e-12 * w.abs().max(1.0), "{what}[{i}]: {g:e}, expected {w:e}");
+        }
+    }
+
+    fn values(t: &Tensor) -> &[f64] {
+        t.as_slice().unwrap()
+    }
+
+    /// The keys a query sees, from the words of the mask's documentation.
+    fn sees(mask: &AttentionMask, [t, s]: [usize; 2], b: usize, i: usize) -> Range<usize> {
+        match mask {
+            AttentionMask::Causal => 0..(s + i + 1).saturating_sub(t),
+            AttentionMask::Full => 0..s,
+            AttentionMask::Ranges(ranges) => {
+                let pair = &ranges.as_slice::<i32>().unwrap()[2 * (b * t + i)..][..2];
+                pair[0] as usize..pair[1] as usize
+            }
+        }
+    }
+
+    /// `y`, `dq`, `dk`, `dv` by the formula, one score at a time.
+    fn reference(x: &[Tensor], dy: &Tensor, mask: &AttentionMask, scale: f64) -> [Vec<f64>; 4] {
+        let ([_, t, h, d], [_, s, kv, _]) = (dims(&x[0]), dims(&x[1]));
+        let (q, k, v, dy) = (values(&x[0]), values(&x[1]), values(&x[2]), values(dy));
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let add = |a: &mut [f64], b: &[f64], f: f64| a.iter_mut().zip(b).for_each(|(a, b)| *a += f * b);
+        let mut out = [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]];
+        for query in 0..q.len() / d {
+            let (b, i, head) = (query / (t * h), query / h % t, query % h);
+            let row = query * d..(query + 1) * d;
+            let keys = sees(mask, [t, s], b, i);
+            let at = |j: usize| {
+                let key = (b * s + j) * kv + head / (h / kv);
+                key * d..(key + 1) * d
+            };
+            let e: Vec<f64> = keys.clone().map(|j| (scale * dot(&q[row.clone()], &k[at(j)])).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            for (j, e) in keys.clone().zip(&e) {
+                add(&mut out[0][row.clone()], &v[at(j)], e / sum);
+            }
+            let delta = dot(&out[0][row.clone()], &dy[row.clone()]);
+            for (j, e) in keys.zip(&e) {
+                let (p, dp) = (e / sum, dot(&dy[row.clone()], &v[at(j)]));
+                let ds = p * (dp - delta) * scale;
+                add(&mut out[1][row.clone()], &k[at(j)], ds);
+                add(&mut out[2][at(j)], &q[row.clone()], ds);
+                add(&mut out[3][at(j)], &dy[row.clone()], p);
+            }
+        }
+        out
+    }
+
+    fn dims(t: &Tensor) -> [usize; 4] {
+        t.shape().dims().try_into().unwrap()
+    }
+
+    fn compare(what: &str, x: &[Tensor], mask: &AttentionMask, scale: f64) -> Outcome {
+        let dy = normal(x[0].shape(), 9);
+        let got = case(mask, scale).run(x, Some(&dy)).unwrap();
+        let want = reference(x, &dy, mask, scale);
+        close(&format!("{what}: y"), values(&got.y), &want[0]);
+        for ((name, got), want) in ["dq", "dk", "dv"].iter().zip(&got.dx).zip(&want[1..]) {
+            close(&format!("{what}: {name}"), values(got.as_ref().unwrap()), want);
+        }
+        got
+    }
+
+    fn inputs(b: usize, t: usize, s: usize, h: usize, kv: usize, d: usize) -> [Tensor; 3] {
+        [normal(&[b, t, h, d], 1), normal(&[b, s, kv, d], 2), normal(&[b, s, kv, d], 3)]
+    }
 
     #[test]
     fn shape_rule() {
@@ -210,16 +300,44 @@ mod tests {
             let op = Attention { mask: AttentionMask::Causal, scale: 1.0 };
             op.out_shape(&[&q.into(), &k.into(), &v.into()]).map_err(|e| e.to_string())
         };
-        assert_eq!(rule(&[2, 3, 4, 8], &[2, 5, 2, 8], &[2, 5, 2, 8]).unwrap().dims(), &[2, 3, 4, 8]);
-        let heads = rule(&[2, 3, 4, 8], &[2, 3, 3, 8], &[2, 3, 3, 8]).unwrap_err();
-        assert!(heads.starts_with("attention: k has shape [2, 3, 3, 8], expected a number of heads"), "{heads}");
-        let width = rule(&[2, 3, 4, 8], &[2, 3, 2, 4], &[2, 3, 2, 4]).unwrap_err();
+        let k = [2, 5, 2, 4];
+        assert_eq!(rule(&[2, 3, 6, 4], &k, &k).unwrap().dims(), &[2, 3, 6, 4]);
+        let message = rule(&[3, 6, 4], &k, &k).unwrap_err();
         assert_eq!(
-            width,
-            "attention: k has shape [2, 3, 2, 4], expected [2, S, Hkv, 8] for q [2, 3, 4, 8]"
+            message,
+            "attention: q has shape [3, 6, 4], expected [B, T, Hq, D] with at least one head"
         );
-        assert!(rule(&[2, 3, 4, 8], &[2, 3, 2, 8], &[2, 4, 2, 8]).unwrap_err().contains("attention: v has shape"));
-        assert!(rule(&[3, 4, 8], &[2, 3, 2, 8], &[2, 4, 2, 8]).unwrap_err().contains("attention: q has shape"));
+        let message = rule(&[2, 3, 6, 8], &k, &k).unwrap_err();
+        assert_eq!(
+            message,
+            "attention: k has shape [2, 5, 2, 4], expected [2, S, Hkv, 8] for q [2, 3, 6, 8]"
+        );
+        let message = rule(&[2, 3, 6, 4], &k, &[2, 5, 1, 4]).unwrap_err();
+        assert_eq!(message, "attention: v has shape [2, 5, 1, 4], expected [2, 5, 2, 4] as k");
+        let message = rule(&[2, 3, 5, 4], &k, &k).unwrap_err();
+        let expected = "a number of heads (axis 2) that divides the 5 of q [2, 3, 5, 4]";
+        assert_eq!(message, format!("attention: k has shape [2, 5, 2, 4], expected {expected}"));
+    }
+
+    #[test]
+    fn masks_are_checked() {
+        let error = |mask: Tensor| {
+            let result = case(&AttentionMask::Ranges(mask), 1.0).run(&inputs(1, 2, 3, 1, 1, 2), None);
+            result.err().map(|e| e.to_string()).unwrap()
+        };
+        for (position, index) in [(0, -1), (3, 4)] {
+            let mut ranges = vec![0, 1, 2, 3];
+            ranges[position] = index;
+            let message = error(Tensor::from_vec(ranges, [1, 2, 2]).unwrap());
+            assert_eq!(message, format!("attention: mask[{position}] is {index}, expected 0..4"));
+        }
+        let message = error(Tensor::from_vec(vec![0i32; 4], [2, 2]).unwrap());
+        let expected = "[1, 2, 2] (start and end for each query)";
+        assert_eq!(message, format!("attention: mask has shape [2, 2], expected {expected}"));
+        let message = error(Tensor::from_vec(vec![0f32; 4], [1, 2, 2]).unwrap());
+        assert_eq!(message, "attention: mask is f32, expected i32");
+        let message = AttentionMask::documents(&Tensor::from_vec(vec![0i32], [1]).unwrap()).unwrap_err();
+        assert_eq!(message.to_string(), "attention: doc_start has shape [1], expected [B, T]");
     }
 
     #[test]
@@ -227,78 +345,199 @@ mod tests {
         crate::testing::check_op("attention").unwrap();
     }
 
-    /// Recorded masks are 0/1 for each pair; documents are runs, so each row of a mask is one range of keys.
     #[test]
     fn golden() {
         for case in crate::golden::load("attention") {
+            let [b, t, h, _] = dims(case.tensor("in0"));
             let mask = match case.tensors.get("mask") {
-                None if case.attrs["causal"].as_bool() == Some(true) => AttentionMask::Causal,
+                Some(mask) => {
+                    let rows = mask.as_slice::<i32>().unwrap().chunks(t);
+                    let ranges: Vec<i32> = rows
+                        .flat_map(|row| {
+                            let start = row.iter().position(|&m| m == 1).unwrap_or(0);
+                            let len = row.iter().filter(|m| **m == 1).count();
+                            assert!(
+                                row[start..start + len].iter().all(|&m| m == 1),
+                                "{} has gaps",
+                                case.name
+                            );
+                            [start as i32, (start + len) as i32]
+                        })
+                        .collect();
+                    AttentionMask::Ranges(Tensor::from_vec(ranges, [b, t, 2]).unwrap())
+                }
+                None if case.attrs["causal"].as_bool().unwrap() => AttentionMask::Causal,
                 None => AttentionMask::Full,
-                Some(mask) => ranges(mask),
             };
             let scale = case.number("scale");
-            crate::golden::check(&case, |v| attention(&v[0], &v[1], &v[2], &mask, scale), 1e-11);
-        }
-    }
-
-    fn ranges(mask: &Tensor) -> AttentionMask {
-        let (b, t, s) = (mask.shape()[0], mask.shape()[1], mask.shape()[2]);
-        let values = mask.to_vec::<i32>().unwrap();
-        let mut ranges = Vec::new();
-        for row in values.chunks(s) {
-            let start = row.iter().position(|&x| x == 1).unwrap_or(0);
-            let end = row.iter().rposition(|&x| x == 1).map_or(0, |p| p + 1);
-            assert!(row[start..end].iter().all(|&x| x == 1), "a mask row is not one range");
-            ranges.extend([start as i32, end as i32]);
-        }
-        AttentionMask::Ranges(Tensor::from_vec(ranges, [b, t, 2]).unwrap())
-    }
-
-    fn run(q: &Tensor, kv: &Tensor, mask: &AttentionMask) -> (Vec<f32>, Vec<f32>) {
-        let params = ParamStore::empty();
-        let tape = Tape::new(&params);
-        let (q, kv) = (tape.leaf(q.clone()), tape.leaf(kv.clone()));
-        let y = attention(&q, &kv, &kv, mask, 0.5).unwrap();
-        let dy = y.detach();
-        let grads = tape.backward_from(&y, dy.clone(), &mut GradStore::new(&params).unwrap()).unwrap();
-        (dy.to_vec().unwrap(), grads.get(&q).unwrap().to_vec().unwrap())
-    }
-
-    fn random(shape: [usize; 4], seed: u64) -> Tensor {
-        let fill = crate::testing::Fill::Normal;
-        crate::testing::random(&shape.into(), fill, &mut rb_tensor::Rng::new(seed)).unwrap().to_dtype(DType::F32)
-    }
-
-    /// Packed documents, two rows, one document ending exactly at T: as if each document were alone.
-    #[test]
-    fn packed_documents_equal_separate_ones() {
-        let (q, kv) = (random([2, 6, 2, 4], 1), random([2, 6, 1, 4], 2));
-        let starts = [[0, 0, 0, 3, 3, 3], [0, 1, 1, 1, 4, 4]];
-        let flat: Vec<i32> = starts.concat();
-        let mask = AttentionMask::documents(&Tensor::from_vec(flat, [2, 6]).unwrap()).unwrap();
-        let (packed, dq) = run(&q, &kv, &mask);
-        for (row, cuts) in [(0usize, vec![0usize, 3, 6]), (1, vec![0, 1, 4, 6])] {
-            for cut in cuts.windows(2) {
-                let piece = |x: &Tensor| {
-                    let row = x.narrow(row, 1).unwrap();
-                    let dims = [x.shape()[1], x.shape()[2], x.shape()[3]];
-                    let rows = row.reshape(dims).unwrap().narrow(cut[0], cut[1] - cut[0]).unwrap();
-                    rows.reshape([1, cut[1] - cut[0], dims[1], dims[2]]).unwrap()
-                };
-                let (alone, dq_alone) = run(&piece(&q), &piece(&kv), &AttentionMask::Causal);
-                let place = (row * 6 + cut[0]) * 8..(row * 6 + cut[1]) * 8;
-                for (a, b) in packed[place.clone()].iter().zip(&alone).chain(dq[place].iter().zip(&dq_alone)) {
-                    assert!((a - b).abs() < 1e-5, "{a} {b}");
-                }
+            // Scores of magnitude 100 make their exponentials that much less exact.
+            let tolerance = if case.name == "causal_sharp" { 1e-10 } else { 1e-12 };
+            crate::golden::check(&case, |v| attention(&v[0], &v[1], &v[2], &mask, scale), tolerance);
+            if let Some(want) = case.tensors.get("lse") {
+                let x: Vec<Tensor> = (0..3).map(|i| case.tensor(&format!("in{i}")).clone()).collect();
+                let shape = x[0].shape().clone();
+                let (_, saved) = Attention { mask, scale }.host_forward::<f64>(&x, &shape).unwrap();
+                let (got, want) = (values(&saved.lse), values(want));
+                let transposed: Vec<f64> =
+                    (0..got.len()).map(|i| want[(i / (t * h) * h + i % h) * t + i / h % t]).collect();
+                close(&format!("{} lse", case.name), got, &transposed);
             }
         }
     }
 
     #[test]
-    fn every_length_is_finite() {
-        for t in 1..=70 {
-            let (y, dq) = run(&random([1, t, 2, 4], t as u64), &random([1, t, 1, 4], 9), &AttentionMask::Causal);
-            assert!(y.iter().chain(&dq).all(|x| x.is_finite()), "T {t}");
+    fn odd_lengths_match_the_formula() {
+        for t in [1, 2, 7, 63, 65, 127, 129, 255, 257] {
+            for (name, mask) in test_masks(2, t) {
+                compare(&format!("{name}, T {t}"), &inputs(2, t, t, 4, 2, 4), &mask, 0.5);
+            }
         }
+    }
+
+    #[test]
+    fn head_sizes_groups_and_unequal_lengths_match_the_formula() {
+        for (h, kv, d) in [(1, 1, 1), (6, 2, 32), (2, 1, 33), (3, 3, 16), (8, 2, 80), (97, 1, 2), (200, 2, 1)]
+        {
+            compare(
+                &format!("heads {h}/{kv}, D {d}"),
+                &inputs(1, 35, 35, h, kv, d),
+                &AttentionMask::Causal,
+                0.2,
+            );
+        }
+        for (t, s) in [(1, 40), (3, 50), (50, 3), (100, 33), (600, 20), (1030, 5)] {
+            for mask in [AttentionMask::Causal, AttentionMask::Full] {
+                compare(&format!("T {t}, S {s}"), &inputs(1, t, s, 4, 2, 5), &mask, 0.5);
+            }
+        }
+    }
+
+    /// Every length, in f32: queries without keys give 0, nothing is NaN.
+    #[test]
+    fn no_length_gives_nan() {
+        for t in 1..=70 {
+            let x = inputs(2, t, t, 2, 1, 3).map(|x| x.to_dtype(DType::F32));
+            let dy = normal(x[0].shape(), 9).to_dtype(DType::F32);
+            for (name, mask) in test_masks(2, t) {
+                let got = case(&mask, 0.6).run(&x, Some(&dy)).unwrap();
+                let dx = got.dx.into_iter().map(Option::unwrap);
+                for values in std::iter::once(got.y.clone()).chain(dx.clone()) {
+                    assert!(values.as_slice::<f32>().unwrap().iter().all(|x| x.is_finite()), "{name}, T {t}");
+                }
+                let dq = dx.clone().next().unwrap();
+                for query in 0..2 * t {
+                    if sees(&mask, [t, t], query / t, query % t).is_empty() {
+                        for values in [&got.y, &dq] {
+                            assert_eq!(
+                                values.as_slice::<f32>().unwrap()[query * 6..][..6],
+                                [0.0; 6],
+                                "{name}, T {t}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Two rows of packed documents, one of which ends exactly at T, against each document alone.
+    #[test]
+    fn packed_documents_are_separate() {
+        let (t, h, kv, d) = (37, 4, 2, 3);
+        let documents: [&[usize]; 2] = [&[5, 1, 31], &[20, 9]]; // 8 tokens of padding end the second row.
+        let mut starts = Vec::new();
+        for lengths in documents {
+            let mut start = 0;
+            for &len in lengths {
+                starts.extend(std::iter::repeat_n(start as i32, len));
+                start += len;
+            }
+            starts.extend((start as i32..t as i32).map(|i| i + 1));
+        }
+        let mask = AttentionMask::documents(&Tensor::from_vec(starts, [2, t]).unwrap()).unwrap();
+        let x = inputs(2, t, t, h, kv, d);
+        let dy = normal(x[0].shape(), 9);
+        let all = case(&mask, 0.5).run(&x, Some(&dy)).unwrap();
+        for (b, lengths) in documents.iter().enumerate() {
+            let mut start = 0;
+            for &len in *lengths {
+                let part = |x: &Tensor| {
+                    let row: usize = x.shape()[2..].iter().product();
+                    let part = x.narrow(b, 1).unwrap().reshape([t, row]).unwrap().narrow(start, len).unwrap();
+                    part.reshape([1, len, x.shape()[2], d]).unwrap()
+                };
+                let alone = case(&AttentionMask::Causal, 0.5)
+                    .run(&x.clone().map(|x| part(&x)), Some(&part(&dy)))
+                    .unwrap();
+                close("y", values(&part(&all.y)), values(&alone.y));
+                for (all, alone) in all.dx.iter().zip(&alone.dx) {
+                    close("dx", values(&part(all.as_ref().unwrap())), values(alone.as_ref().unwrap()));
+                }
+                start += len;
+            }
+            let tail = values(&all.y)[(b * t + start) * h * d..(b + 1) * t * h * d].iter();
+            assert!(tail.clone().all(|&y| y == 0.0), "padding sees nothing");
+        }
+    }
+
+    #[test]
+    fn grouped_heads_equal_repeated_keys_and_values() {
+        for (h, kv) in [(4, 2), (4, 1), (6, 2)] {
+            let (t, d, group) = (19, 5, h / kv);
+            let x = inputs(2, t, t, h, kv, d);
+            let repeat = |x: &Tensor| {
+                let rows = values(x).chunks(d).flat_map(|row| row.repeat(group)).collect();
+                Tensor::from_vec::<f64>(rows, [2, t, h, d]).unwrap()
+            };
+            let dy = normal(x[0].shape(), 9);
+            let grouped = case(&AttentionMask::Causal, 0.4).run(&x, Some(&dy)).unwrap();
+            let repeated = [x[0].clone(), repeat(&x[1]), repeat(&x[2])];
+            let plain = case(&AttentionMask::Causal, 0.4).run(&repeated, Some(&dy)).unwrap();
+            close("y", values(&grouped.y), values(&plain.y));
+            for i in 1..3 {
+                let plain = values(plain.dx[i].as_ref().unwrap()).chunks(d * group);
+                let sums: Vec<f64> = plain
+                    .flat_map(|g| (0..d).map(|j| g.iter().skip(j).step_by(d).sum()).collect::<Vec<f64>>())
+                    .collect();
+                close("dk or dv", values(grouped.dx[i].as_ref().unwrap()), &sums);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_to_see_is_an_empty_result() {
+        for (b, t, s) in [(0, 3, 3), (2, 0, 3), (2, 3, 0)] {
+            let x = inputs(b, t, s, 2, 1, 4);
+            let dy = normal(x[0].shape(), 9);
+            let got = case(&AttentionMask::Causal, 1.0).run(&x, Some(&dy)).unwrap();
+            for (x, dx) in x.iter().zip(&got.dx) {
+                assert_eq!(values(dx.as_ref().unwrap()), vec![0.0; x.numel()]);
+            }
+            assert_eq!(values(&got.y), vec![0.0; x[0].numel()]);
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let x = inputs(3, 77, 77, 6, 2, 16).map(|x| x.to_dtype(DType::F32));
+        let dy = normal(x[0].shape(), 9).to_dtype(DType::F32);
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let got = pool.install(|| case(&AttentionMask::Causal, 0.25).run(&x, Some(&dy)).unwrap());
+            let dx = got.dx.iter().flat_map(|t| t.as_ref().unwrap().as_bytes().to_vec());
+            got.y.as_bytes().iter().copied().chain(dx).collect::<Vec<u8>>()
+        };
+        let one = run(1);
+        assert!(one == run(3) && one == run(5));
+    }
+
+    #[test]
+    fn no_score_matrix_is_saved() {
+        let (t, h, d) = (256, 2, 4);
+        let params = ParamStore::empty();
+        let tape = crate::Tape::new(&params);
+        let [q, k, v] = inputs(1, t, t, h, h, d).map(|x| tape.leaf(x));
+        attention(&q, &k, &v, &AttentionMask::Causal, 1.0).unwrap();
+        assert_eq!(tape.saved_bytes(), 8 * (4 * t * h * d + t * h));
     }
 }

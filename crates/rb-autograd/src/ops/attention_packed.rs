@@ -138,28 +138,63 @@ pub fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ParamStore, Tape};
+    use crate::ops::attention;
+    use crate::testing::{Fill, random};
+    use rb_tensor::Rng;
+
+    fn op(num_heads: usize, num_kv_heads: usize) -> AttentionPacked {
+        AttentionPacked { num_heads, num_kv_heads, mask: AttentionMask::Causal, scale: 1.0 }
+    }
 
     #[test]
     fn shape_rule() {
-        let params = ParamStore::empty();
-        let tape = Tape::inference(&params);
-        let rule = |shape: &[usize], heads: usize, kv: usize| {
-            let n = shape.iter().product();
-            let x = tape.constant(Tensor::from_vec(vec![0f32; n], shape).unwrap());
-            attention_packed(&x, heads, kv, &AttentionMask::Causal, 1.0)
-                .map(|y| y.shape().to_vec())
-                .map_err(|e| e.to_string())
-        };
-        assert_eq!(rule(&[2, 3, 8, 4], 4, 2).unwrap(), [2, 3, 4, 4]);
-        for (shape, heads, kv) in [(&[2usize, 3, 7, 4][..], 4, 2), (&[2, 3, 10, 4], 4, 3), (&[3, 8, 4], 4, 2)] {
-            let message = rule(shape, heads, kv).unwrap_err();
-            assert!(message.starts_with("attention_packed: "), "{message}");
+        let rule = |h, kv, x: &[usize]| op(h, kv).out_shape(&[&x.into()]).map_err(|e| e.to_string());
+        assert_eq!(rule(6, 2, &[2, 3, 10, 4]).unwrap().dims(), &[2, 3, 6, 4]);
+        let message = rule(6, 2, &[2, 3, 9, 4]).unwrap_err();
+        assert_eq!(
+            message,
+            "attention_packed: qkv has shape [2, 3, 9, 4], expected [B, T, 10, D] (6 + 2 * 2 heads)"
+        );
+        for (h, kv) in [(6, 4), (6, 0), (0, 1)] {
+            let message = rule(h, kv, &[2, 3, h + 2 * kv, 4]).unwrap_err();
+            let expected = format!("a divisor of num_heads {h}, both at least 1");
+            assert_eq!(message, format!("attention_packed: num_kv_heads is {kv}, expected {expected}"));
         }
     }
 
     #[test]
     fn gradcheck() {
         crate::testing::check_op("attention_packed").unwrap();
+    }
+
+    /// The same numbers as with separate inputs, which are checked against the formula and PyTorch.
+    #[test]
+    fn equals_separate_inputs() {
+        for (t, h, kv, d) in [(1, 2, 1, 3), (35, 6, 2, 32), (129, 4, 4, 5)] {
+            let all = h + 2 * kv;
+            let fill =
+                |shape: &[usize], seed| random(&shape.into(), Fill::Normal, &mut Rng::new(seed)).unwrap();
+            let (qkv, dy) = (fill(&[2, t, all, d], 1), fill(&[2, t, h, d], 2));
+            let heads = |x: &Tensor, first: usize, count: usize| {
+                let tokens = x.as_slice::<f64>().unwrap().chunks(all * d);
+                let values = tokens.flat_map(|x| &x[first * d..(first + count) * d]).copied().collect();
+                Tensor::from_vec::<f64>(values, [2, t, count, d]).unwrap()
+            };
+            let split = |x: &Tensor| [heads(x, 0, h), heads(x, h, kv), heads(x, h + kv, kv)];
+            for (name, mask) in test_masks(2, t) {
+                let separate = {
+                    let mask = mask.clone();
+                    Case::normal("separate", &[], move |v| attention(&v[0], &v[1], &v[2], &mask, 0.3))
+                };
+                let packed = Case::normal("packed", &[], move |v| attention_packed(&v[0], h, kv, &mask, 0.3));
+                let want = separate.run(&split(&qkv), Some(&dy)).unwrap();
+                let got = packed.run(std::slice::from_ref(&qkv), Some(&dy)).unwrap();
+                assert_eq!(got.y.as_bytes(), want.y.as_bytes(), "{name}, T {t}");
+                let got = split(got.dx[0].as_ref().unwrap());
+                for (got, want) in got.iter().zip(want.dx) {
+                    assert_eq!(got.as_bytes(), want.unwrap().as_bytes(), "{name}, T {t}");
+                }
+            }
+        }
     }
 }

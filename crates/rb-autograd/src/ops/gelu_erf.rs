@@ -53,11 +53,13 @@ impl Op for GeluErf {
     }
 }
 
+#[inline(always)]
 fn cdf<T: Float>(x: T) -> T {
     let half = T::from_f64(0.5);
     half + half * (x * T::from_f64(FRAC_1_SQRT_2)).erf()
 }
 
+#[inline(always)]
 fn slope<T: Float>(x: T) -> T {
     // 1 / sqrt(2 pi)
     let pdf = T::from_f64(0.5 * FRAC_1_SQRT_2 * FRAC_2_SQRT_PI) * (T::from_f64(-0.5) * x * x).exp();

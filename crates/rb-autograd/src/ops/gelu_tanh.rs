@@ -56,11 +56,13 @@ const CUBIC: f64 = 0.044715; // arXiv:1606.08415, section 2
 const TWO_SQRT_2_OVER_PI: f64 = 1.595_769_121_605_730_7;
 
 /// `(1 + tanh(u)) / 2`.
+#[inline(always)]
 fn gate<T: Float>(x: T) -> T {
     let cubic = T::from_f64(CUBIC) * x * x;
     (T::from_f64(TWO_SQRT_2_OVER_PI) * x * (T::ONE + cubic)).sigmoid()
 }
 
+#[inline(always)]
 fn slope<T: Float>(x: T) -> T {
     // The slope is exactly 0 or 1 from 100 on, and the powers below stay finite up to there.
     let end = T::from_f64(100.0);

@@ -164,9 +164,15 @@ mod tests {
         };
         assert_eq!(rule(&[2, 3], &[3], &[3]).unwrap().dims(), &[2, 3]);
         let message = rule(&[2, 3], &[2], &[3]).unwrap_err().to_string();
-        assert_eq!(message, "layer_norm: weight has shape [2], expected [3] (last axis of x [2, 3], at least 1)");
+        assert_eq!(
+            message,
+            "layer_norm: weight has shape [2], expected [3] (last axis of x [2, 3], at least 1)"
+        );
         let message = rule(&[2, 3], &[3], &[1, 3]).unwrap_err().to_string();
-        assert_eq!(message, "layer_norm: bias has shape [1, 3], expected [3] (last axis of x [2, 3], at least 1)");
+        assert_eq!(
+            message,
+            "layer_norm: bias has shape [1, 3], expected [3] (last axis of x [2, 3], at least 1)"
+        );
         assert!(rule(&[2, 0], &[0], &[0]).is_err());
     }
 

@@ -149,7 +149,8 @@ mod tests {
         let dy: Vec<f32> = (0..8).map(|i| i as f32 - 2.5).collect();
         let transpose = |x: &[f32]| (0..8).map(|i| x[i % 4 * 2 + i / 4]).collect::<Vec<f32>>();
         let (y, dx) = differentiated(log_softmax, x.as_flattened(), &[4, 2], -1, &dy).unwrap();
-        let (yt, dxt) = differentiated(log_softmax, &transpose(x.as_flattened()), &[2, 4], 0, &transpose(&dy)).unwrap();
+        let (yt, dxt) =
+            differentiated(log_softmax, &transpose(x.as_flattened()), &[2, 4], 0, &transpose(&dy)).unwrap();
         assert_eq!(y, want.as_flattened());
         assert_eq!(yt, transpose(&y));
         assert_eq!(dx[..2], [0.0; 2]);

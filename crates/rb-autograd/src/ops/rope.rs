@@ -79,16 +79,23 @@ impl Op for Rope {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RopeSaved)> {
         let (cos, sin) = self.tables::<T>()?;
-        let y = self.rotate(&inputs[0], out, &cos, &sin, T::ONE)?;
-        let half = self.table.inv_freq.len();
-        let shape = [out[0], out[1], half];
+        let (x, row_len) = (inputs[0].as_slice::<T>()?, out[2] * out[3]);
+        let mut y = vec![T::ZERO; x.len()];
+        host::par_rows(&mut y, row_len, |row, y| {
+            y.copy_from_slice(&x[row * row_len..][..row_len]);
+            self.turn(row, y, &cos, &sin, T::ONE);
+        });
+        let shape = [out[0], out[1], self.table.inv_freq.len()];
         let saved = RopeSaved { cos: Tensor::from_vec(cos, shape)?, sin: Tensor::from_vec(sin, shape)? };
-        Ok((y, saved))
+        Ok((Tensor::from_vec(y, out.clone())?, saved))
     }
 
     fn host_backward<T: Float>(&self, saved: RopeSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         let (cos, sin) = (saved.cos.as_slice::<T>()?, saved.sin.as_slice::<T>()?);
-        let dx = self.rotate(&dy, dy.shape(), cos, sin, -T::ONE)?;
+        let row_len = dy.shape()[2] * dy.shape()[3];
+        let dx = host::update::<T>(dy, |dx| {
+            host::par_rows(dx, row_len, |row, dx| self.turn(row, dx, cos, sin, -T::ONE));
+        })?;
         grads.add(0, dx)
     }
 }
@@ -117,27 +124,18 @@ impl Rope {
         Ok(out)
     }
 
-    /// Turns by `direction` times the angle.
-    fn rotate<T: Float>(&self, x: &Tensor, shape: &Shape, cos: &[T], sin: &[T], direction: T) -> Result<Tensor> {
-        let (heads, d) = (shape[2], shape[3]);
-        let half = d / 2;
-        let x = x.as_slice::<T>()?;
-        let mut y = vec![T::ZERO; x.len()];
-        host::par_rows(&mut y, heads * d, |row, y| {
-            let x = &x[row * heads * d..][..heads * d];
-            let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
-            let rotated = self.num_rotated * d;
-            for (y, x) in y[..rotated].chunks_mut(d.max(1)).zip(x[..rotated].chunks(d.max(1))) {
-                let ((y1, y2), (x1, x2)) = (y.split_at_mut(half), x.split_at(half));
-                for (((((y1, y2), &x1), &x2), &c), &s) in y1.iter_mut().zip(y2).zip(x1).zip(x2).zip(cos).zip(sin) {
-                    let s = s * direction;
-                    *y1 = x1 * c - x2 * s;
-                    *y2 = x2 * c + x1 * s;
-                }
+    /// Turns the heads of row `row` in place, by `direction` times the angle.
+    fn turn<T: Float>(&self, row: usize, x: &mut [T], cos: &[T], sin: &[T], direction: T) {
+        let half = self.table.inv_freq.len();
+        let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
+        for head in x.chunks_exact_mut(2 * half).take(self.num_rotated) {
+            let (x1, x2) = head.split_at_mut(half);
+            for (((x1, x2), &c), &s) in x1.iter_mut().zip(x2).zip(cos).zip(sin) {
+                let (a, b, s) = (*x1, *x2, s * direction);
+                *x1 = a * c - b * s;
+                *x2 = b * c + a * s;
             }
-            y[rotated..].copy_from_slice(&x[rotated..]);
-        });
-        Ok(Tensor::from_vec(y, shape.clone())?)
+        }
     }
 }
 
@@ -153,7 +151,12 @@ pub fn cases() -> Vec<Case> {
             rope(&v[0], &Tensor::from_vec(positions, [b, t])?, &table, rotated)
         })
     };
-    vec![case([1, 1, 1, 2], 1, 0), case([2, 7, 5, 6], 3, 0), case([1, 33, 3, 10], 3, 8100), case([2, 3, 2, 4], 0, 5)]
+    vec![
+        case([1, 1, 1, 2], 1, 0),
+        case([2, 7, 5, 6], 3, 0),
+        case([1, 33, 3, 10], 3, 8100),
+        case([2, 3, 2, 4], 0, 5),
+    ]
 }
 
 #[cfg(test)]
@@ -211,7 +214,8 @@ mod tests {
             let inv_freq = case.tensor("inv_freq").to_dtype(DType::F64).to_vec::<f64>().unwrap();
             let table = RopeTable { inv_freq: inv_freq.into(), attention_scaling: 1.0 };
             let positions = case.tensor("positions");
-            let rows: Vec<i32> = positions.to_vec::<i32>().unwrap().into_iter().cycle().take(x[0] * x[1]).collect();
+            let rows: Vec<i32> =
+                positions.to_vec::<i32>().unwrap().into_iter().cycle().take(x[0] * x[1]).collect();
             let positions = Tensor::from_vec(rows, [x[0], x[1]]).unwrap();
             crate::golden::check(&case, |v| rope(&v[0], &positions, &table, x[2]), 1e-11);
         }

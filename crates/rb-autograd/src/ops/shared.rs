@@ -7,3 +7,4 @@ pub mod broadcast;
 pub mod elementwise;
 pub mod reduce;
 pub mod softmax;
+pub mod tiles;

@@ -46,6 +46,7 @@ impl Op for Silu {
     }
 }
 
+#[inline(always)]
 fn slope<T: Float>(x: T) -> T {
     let s = x.sigmoid();
     s * (T::ONE + x * (T::ONE - s))

@@ -64,7 +64,12 @@ impl Op for Softmax {
         Ok((y.clone(), SoftmaxSaved { y }))
     }
 
-    fn host_backward<T: Float>(&self, saved: SoftmaxSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn host_backward<T: Float>(
+        &self,
+        saved: SoftmaxSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
         let (_, n, inner) = dy.shape().split_at_axis(self.axis);
         let y = saved.y.as_slice::<T>()?;
         let block = n * inner;
@@ -135,7 +140,8 @@ mod tests {
         let dy: Vec<f32> = (0..12).map(|i| i as f32 - 4.5).collect();
         let transpose = |x: &[f32]| (0..12).map(|i| x[i % 4 * 3 + i / 4]).collect::<Vec<f32>>();
         let (y, dx) = differentiated(softmax, x.as_flattened(), &[4, 3], -1, &dy).unwrap();
-        let (yt, dxt) = differentiated(softmax, &transpose(x.as_flattened()), &[3, 4], 0, &transpose(&dy)).unwrap();
+        let (yt, dxt) =
+            differentiated(softmax, &transpose(x.as_flattened()), &[3, 4], 0, &transpose(&dy)).unwrap();
         assert_eq!(y, want.as_flattened());
         assert_eq!(yt, transpose(&y));
         assert_eq!(dx[..3], [0.0; 3]);

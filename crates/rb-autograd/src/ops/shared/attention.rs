@@ -4,7 +4,7 @@
 //! matrix product. A block looks only at the range of keys that its queries see. No `[T, S]` matrix outlives
 //! its block: backward computes the probabilities again from the saved logarithm of each row's sum.
 //!
-//! Work is split over (batch row, query block) forward and (batch row, key head) backward; inside a task
+//! Work is split over batch rows and key heads, forward over long stretches of queries too. Inside a task
 //! everything runs in order, so results have the same bits on any number of threads.
 
 use std::ops::Range;
@@ -13,16 +13,20 @@ use rayon::prelude::*;
 use rb_tensor::{Shape, Tensor};
 
 use super::softmax;
-use crate::host::{self, Mat, MatMut, matmul_local};
+use super::tiles::{HEIGHT, Panels, WIDTH, add_transposed_product, product};
+use crate::host;
 use crate::ops::attention::AttentionMask;
-use crate::{AutogradError, Beta, Float, Result};
+use crate::{AutogradError, Float, Result};
 
-/// Stacked rows (queries times heads that share a key head) of one block: enough to keep a matrix product
-/// busy, few enough that causal blocks compute little that is hidden.
-const BLOCK_ROWS: usize = 96;
+/// Stacked rows (queries times heads that share a key head) of one block: enough to use a packed panel of keys
+/// many times, few enough that a causal block computes little that is hidden.
+const BLOCK_ROWS: usize = 64;
 
 /// Scores of one block, at most: 256 KiB of f32, so that they stay in a core's second-level cache.
 const BLOCK_SCORES: usize = 64 * 1024;
+
+/// Queries of one forward task: each packs the keys it sees again, which this many queries hide.
+const TASK_QUERIES: usize = 512;
 
 /// Sizes, scale and mask of one attention.
 pub struct Problem<'a> {
@@ -61,23 +65,10 @@ impl<'a, T: Float> Heads<'a, T> {
         Ok(Heads { data: tensor.as_slice::<T>()?, tokens, stride: heads * head_dim, first, head_dim })
     }
 
-    /// Element 0 of a token's head, as a position in `data`.
-    fn at(&self, b: usize, token: usize, head: usize) -> usize {
-        (b * self.tokens + token) * self.stride + (self.first + head) * self.head_dim
-    }
-
-    /// Tokens `range` of one head as a matrix `[tokens, D]`.
-    fn matrix(&self, b: usize, range: Range<usize>, head: usize) -> Mat<'a, T> {
-        let start = self.at(b, range.start, head);
-        Mat::strided(&self.data[start..], range.len(), self.head_dim, self.stride, 1)
-    }
-
-    /// Copies `group` heads from `head` on of tokens `range` to `dst [tokens * group, D]`.
-    fn gather(&self, b: usize, range: Range<usize>, head: usize, group: usize, dst: &mut [T]) {
-        let row = group * self.head_dim;
-        for (token, dst) in range.zip(dst.chunks_exact_mut(row)) {
-            dst.copy_from_slice(&self.data[self.at(b, token, head)..][..row]);
-        }
+    /// The `group` heads of a token from `head` on.
+    fn row(&self, b: usize, token: usize, head: usize, group: usize) -> &'a [T] {
+        let start = (b * self.tokens + token) * self.stride + (self.first + head) * self.head_dim;
+        &self.data[start..start + group * self.head_dim]
     }
 }
 
@@ -125,10 +116,11 @@ impl<'a> Problem<'a> {
         self.num_heads / self.num_kv_heads
     }
 
-    /// Queries of one block.
+    /// Queries of one block: whole panels of keys where there are enough, so that causal blocks end with one.
     fn block(&self) -> usize {
         let rows = BLOCK_ROWS.min(BLOCK_SCORES / self.keys.max(1));
-        (rows / self.group()).max(1)
+        let queries = (rows / self.group()).max(1);
+        if queries < WIDTH { queries } else { queries / WIDTH * WIDTH }
     }
 
     /// The keys that query `t` of batch row `b` sees.
@@ -149,6 +141,62 @@ impl<'a> Problem<'a> {
         let seen = queries.map(|t| self.visible(b, t)).filter(|r| !r.is_empty());
         seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
+
+    /// What a block of queries looks at, of the `keys` that its task packed; `None` if it sees nothing.
+    fn view(&self, b: usize, queries: Range<usize>, keys: &Range<usize>) -> Option<View> {
+        let seen = self.visible_to_block(b, queries);
+        if seen.is_empty() {
+            return None;
+        }
+        let panels = (seen.start - keys.start) / WIDTH..(seen.end - keys.start).div_ceil(WIDTH);
+        Some(View { first: keys.start + panels.start * WIDTH, panels })
+    }
+}
+
+/// The panels of keys that a block of queries looks at.
+struct View {
+    first: usize,
+    panels: Range<usize>,
+}
+
+impl View {
+    /// Columns of the block's scores.
+    fn len(&self) -> usize {
+        self.panels.len() * WIDTH
+    }
+
+    /// Distance of the rows of scores: an odd number of cache lines of f32, so that a column does not fall on
+    /// a few sets of the cache.
+    fn stride(&self) -> usize {
+        (self.panels.len() | 1) * WIDTH
+    }
+
+    /// The same columns as rows of the packed keys.
+    fn inner(&self) -> Range<usize> {
+        self.panels.start * WIDTH..self.panels.end * WIDTH
+    }
+
+    /// Hides from a row of scores what lies outside a query's `visible` keys. Returns the range of whole panels
+    /// that hold them: hidden scores in it become negative infinity, whose exponential is 0.
+    fn hide<T: Float>(&self, visible: Range<usize>, row: &mut [T]) -> Range<usize> {
+        if visible.is_empty() {
+            return 0..0;
+        }
+        let (start, end) = (visible.start - self.first, visible.end - self.first);
+        let panels = start / WIDTH * WIDTH..end.next_multiple_of(WIDTH);
+        row[panels.start..start].fill(T::NEG_INFINITY);
+        row[end..panels.end].fill(T::NEG_INFINITY);
+        panels
+    }
+}
+
+/// Zeroes what lies outside `panels`.
+fn clear<T: Float>(row: &mut [T], panels: &Range<usize>) {
+    for outside in [0..panels.start, panels.end..row.len()] {
+        if !outside.is_empty() {
+            row[outside].fill(T::ZERO);
+        }
+    }
 }
 
 /// Output `[B, T, Hq, D]`, and `lse [B, T, Hq]`: the logarithm of each row's sum of exponentials, negative
@@ -159,83 +207,97 @@ pub fn forward<T: Float>(
     k: Heads<'_, T>,
     v: Heads<'_, T>,
 ) -> (Vec<T>, Vec<T>) {
-    let out_row = p.num_heads * p.head_dim;
+    let (group, out_row) = (p.group(), p.num_heads * p.head_dim);
     let mut out = vec![T::ZERO; p.batch * p.queries * out_row];
     let mut lse = vec![T::NEG_INFINITY; p.batch * p.queries * p.num_heads];
     if out.is_empty() {
         return (out, lse);
     }
-    let block = p.block();
+    let tasks = p.queries.div_ceil(TASK_QUERIES);
     let rows = out.par_chunks_mut(p.queries * out_row).zip(lse.par_chunks_mut(p.queries * p.num_heads));
     rows.enumerate().for_each(|(b, (out, lse))| {
-        let blocks = out.par_chunks_mut(block * out_row).zip(lse.par_chunks_mut(block * p.num_heads));
-        blocks.enumerate().for_each_init(Vec::new, |scratch, (i, (out, lse))| {
-            let queries = i * block..(i * block + block).min(p.queries);
-            forward_block(p, [q, k, v], b, queries, scratch, out, lse);
+        let parts = (0..p.num_kv_heads * tasks).into_par_iter().map(|i| {
+            let (kv, start) = (i / tasks, i % tasks * TASK_QUERIES);
+            let queries = start..(start + TASK_QUERIES).min(p.queries);
+            (kv, start, forward_head(p, [q, k, v], b, kv, queries))
         });
+        for (kv, start, (o, l)) in parts.collect::<Vec<_>>() {
+            let len = group * p.head_dim;
+            scatter((&o, len), len, &mut out[start * out_row..], out_row, kv * len);
+            scatter((&l, group), group, &mut lse[start * p.num_heads..], p.num_heads, kv * group);
+        }
     });
     (out, lse)
 }
 
-/// One block of queries of one batch row, all heads. `out` and `lse` are the rows of these queries.
-fn forward_block<T: Float>(
+/// Output `[queries, group, D]` and `lse [queries, group]` of one batch row and one key head.
+fn forward_head<T: Float>(
     p: &Problem<'_>,
     [q, k, v]: [Heads<'_, T>; 3],
     b: usize,
+    kv: usize,
     queries: Range<usize>,
-    scratch: &mut Vec<T>,
-    out: &mut [T],
-    lse: &mut [T],
-) {
-    let (group, d) = (p.group(), p.head_dim);
+) -> (Vec<T>, Vec<T>) {
+    let (group, d, block) = (p.group(), p.head_dim, p.block());
+    let (scale, d_padded) = (T::from_f64(p.scale), d.next_multiple_of(WIDTH));
+    let mut out = vec![T::ZERO; queries.len() * group * d];
+    let mut lse = vec![T::NEG_INFINITY; queries.len() * group];
     let keys = p.visible_to_block(b, queries.clone());
-    if keys.is_empty() {
-        return;
-    }
-    let (m, n) = (queries.len() * group, keys.len());
-    scratch.resize(m * (2 * d + n), T::ZERO);
-    let (q_rows, rest) = scratch.split_at_mut(m * d);
-    let (o_rows, scores) = rest.split_at_mut(m * d);
-    for kv in 0..p.num_kv_heads {
-        q.gather(b, queries.clone(), kv * group, group, q_rows);
-        let q_mat = Mat::new(q_rows, m, d);
-        let k_mat = k.matrix(b, keys.clone(), kv);
-        let scale = T::from_f64(p.scale);
-        matmul_local(q_mat, k_mat.t(), MatMut::new(scores, m, n), scale, Beta::Overwrite);
-        for (i, t) in queries.clone().enumerate() {
-            let seen = relative(p.visible(b, t), &keys);
-            for g in 0..group {
-                let row = &mut scores[(i * group + g) * n..][..n];
-                row[..seen.start].fill(T::ZERO);
-                row[seen.end..].fill(T::ZERO);
-                let row = &mut row[seen.clone()];
-                if row.is_empty() {
-                    continue;
-                }
-                let max = softmax::max(row);
-                let sum = softmax::exp_in_place(row, max);
-                // The sum is at least 1, the exponential of the maximum, unless a score is NaN.
-                lse[i * p.num_heads + kv * group + g] = max + sum.ln();
+    let k_columns = Panels::from_columns(d, keys.len(), |i| k.row(b, keys.start + i, kv, 1));
+    let mut v_rows = Panels::zeros(keys.len().next_multiple_of(WIDTH), d);
+    keys.clone().enumerate().for_each(|(i, token)| v_rows.set_row(i, v.row(b, token, kv, 1)));
+    let most_rows = (block.min(queries.len()) * group).next_multiple_of(HEIGHT);
+    let mut q_rows = vec![T::ZERO; most_rows * d];
+    let mut o_rows = vec![T::ZERO; most_rows * d_padded];
+    let mut scores = Vec::new();
+    let mut sums = Vec::new();
+    for start in queries.clone().step_by(block) {
+        let these = start..(start + block).min(queries.end);
+        let Some(view) = p.view(b, these.clone(), &keys) else { continue };
+        let m = these.len() * group;
+        let m_padded = m.next_multiple_of(HEIGHT);
+        for (t, row) in these.zip(q_rows.chunks_exact_mut(group * d)) {
+            row.iter_mut().zip(q.row(b, t, kv * group, group)).for_each(|(r, &q)| *r = q * scale);
+        }
+        scores.resize(m_padded * view.stride(), T::ZERO);
+        let panels = view.panels.clone();
+        product((&q_rows, d), m_padded, &k_columns, 0..d, panels, (&mut scores, view.stride()));
+        let first_row = (start - queries.start) * group;
+        sums.clear();
+        for row in 0..m {
+            let scores = &mut scores[row * view.stride()..][..view.len()];
+            let seen = view.hide(p.visible(b, start + row / group), scores);
+            clear(scores, &seen);
+            let scores = &mut scores[seen];
+            let max = softmax::max(scores);
+            sums.push(softmax::exp_in_place(scores, softmax::shift(max)));
+            lse[first_row + row] = max + sums[row].ln();
+        }
+        let o_panels = 0..d_padded / WIDTH;
+        let o = (&mut o_rows[..], d_padded);
+        product((&scores, view.stride()), m_padded, &v_rows, view.inner(), o_panels, o);
+        let rows = out[first_row * d..].chunks_exact_mut(d).zip(o_rows.chunks_exact(d_padded));
+        for ((out, o), &sum) in rows.zip(&sums) {
+            // A query that sees nothing has no sum and keeps its zeros.
+            if sum != T::ZERO {
                 let scale = T::ONE / sum;
-                row.iter_mut().for_each(|x| *x *= scale);
+                out.iter_mut().zip(o).for_each(|(out, &o)| *out = o * scale);
             }
         }
-        let v_mat = v.matrix(b, keys.clone(), kv);
-        let scores = Mat::new(scores, m, n);
-        matmul_local(scores, v_mat, MatMut::new(o_rows, m, d), T::ONE, Beta::Overwrite);
-        scatter(o_rows, out, group * d, p.num_heads * d, kv * group * d);
     }
+    (out, lse)
 }
 
-/// A query's range, inside the range of its block.
-fn relative(seen: Range<usize>, block: &Range<usize>) -> Range<usize> {
-    if seen.is_empty() { 0..0 } else { seen.start - block.start..seen.end - block.start }
-}
-
-/// Copies rows of `len` elements to every `stride` elements of `dst`, from `offset` on.
-fn scatter<T: Float>(rows: &[T], dst: &mut [T], len: usize, stride: usize, offset: usize) {
-    for (src, dst) in rows.chunks_exact(len).zip(dst.chunks_mut(stride)) {
-        dst[offset..offset + len].copy_from_slice(src);
+/// Copies the first `len` elements of each row of `src` to every `stride` elements of `dst`, from `offset` on.
+fn scatter<T: Float>(
+    (src, src_stride): (&[T], usize),
+    len: usize,
+    dst: &mut [T],
+    stride: usize,
+    offset: usize,
+) {
+    for (src, dst) in src.chunks_exact(src_stride).zip(dst.chunks_mut(stride)) {
+        dst[offset..offset + len].copy_from_slice(&src[..len]);
     }
 }
 
@@ -252,26 +314,34 @@ pub struct BackwardInputs<'a, T> {
 /// Gradients of one batch row and one key head.
 pub struct HeadGrads<T> {
     kv: usize,
-    dq: Vec<T>, // [T * group, D]
-    dk: Vec<T>, // [S, D]
-    dv: Vec<T>, // [S, D]
+    first_key: usize,
+    d_padded: usize,
+    dq: Vec<T>, // [T, group, D]
+    dk: Vec<T>, // [keys seen, d_padded]
+    dv: Vec<T>, // [keys seen, d_padded]
 }
 
 impl<T: Float> HeadGrads<T> {
     /// Copies `dq` to its heads of one batch row `[T, heads, D]`; query head 0 is `first`.
     pub fn store_dq(&self, p: &Problem<'_>, dst: &mut [T], heads: usize, first: usize) {
         let len = p.group() * p.head_dim;
-        scatter(&self.dq, dst, len, heads * p.head_dim, first * p.head_dim + self.kv * len);
+        scatter((&self.dq, len), len, dst, heads * p.head_dim, first * p.head_dim + self.kv * len);
     }
 
     /// Copies `dk` to its head of one batch row `[S, heads, D]`; key head 0 is `first`.
     pub fn store_dk(&self, p: &Problem<'_>, dst: &mut [T], heads: usize, first: usize) {
-        scatter(&self.dk, dst, p.head_dim, heads * p.head_dim, (first + self.kv) * p.head_dim);
+        self.store_keys(&self.dk, p, dst, heads, first);
     }
 
     /// Copies `dv` to its head of one batch row `[S, heads, D]`; value head 0 is `first`.
     pub fn store_dv(&self, p: &Problem<'_>, dst: &mut [T], heads: usize, first: usize) {
-        scatter(&self.dv, dst, p.head_dim, heads * p.head_dim, (first + self.kv) * p.head_dim);
+        self.store_keys(&self.dv, p, dst, heads, first);
+    }
+
+    fn store_keys(&self, src: &[T], p: &Problem<'_>, dst: &mut [T], heads: usize, first: usize) {
+        let row = heads * p.head_dim;
+        let dst = &mut dst[self.first_key * row..];
+        scatter((src, self.d_padded), p.head_dim, dst, row, (first + self.kv) * p.head_dim);
     }
 }
 
@@ -281,56 +351,68 @@ pub fn backward<T: Float>(p: &Problem<'_>, x: &BackwardInputs<'_, T>, b: usize) 
 }
 
 fn backward_head<T: Float>(p: &Problem<'_>, x: &BackwardInputs<'_, T>, b: usize, kv: usize) -> HeadGrads<T> {
-    let (group, d) = (p.group(), p.head_dim);
+    let (group, d, block) = (p.group(), p.head_dim, p.block());
+    let (scale, d_padded) = (T::from_f64(p.scale), d.next_multiple_of(WIDTH));
+    let keys = p.visible_to_block(b, 0..p.queries);
+    let keys_padded = keys.len().next_multiple_of(WIDTH);
     let mut dq = vec![T::ZERO; p.queries * group * d];
-    let mut dk = vec![T::ZERO; p.keys * d];
-    let mut dv = vec![T::ZERO; p.keys * d];
-    let scale = T::from_f64(p.scale);
-    let block = p.block();
-    let rows = block.min(p.queries) * group;
-    let mut q_rows = vec![T::ZERO; rows * d];
-    let mut o_rows = vec![T::ZERO; rows * d];
-    let mut dy_rows = vec![T::ZERO; rows * d];
-    let mut probs = vec![T::ZERO; rows * p.keys];
-    let mut dscores = vec![T::ZERO; rows * p.keys];
+    let mut dk = vec![T::ZERO; keys_padded * d_padded];
+    let mut dv = vec![T::ZERO; keys_padded * d_padded];
+    let key = |i: usize| x.k.row(b, keys.start + i, kv, 1);
+    let k_columns = Panels::from_columns(d, keys.len(), key);
+    let v_columns = Panels::from_columns(d, keys.len(), |i| x.v.row(b, keys.start + i, kv, 1));
+    let mut k_rows = Panels::zeros(keys_padded, d);
+    (0..keys.len()).for_each(|i| k_rows.set_row(i, key(i)));
+    let most_rows = (block.min(p.queries) * group).next_multiple_of(HEIGHT);
+    // Queries are scaled when they are copied, so that dk needs no scale of its own.
+    let mut q_rows = vec![T::ZERO; most_rows * d];
+    let mut dy_rows = vec![T::ZERO; most_rows * d];
+    let mut dq_rows = vec![T::ZERO; most_rows * d_padded];
+    let mut q_panels = Panels::zeros(most_rows, d);
+    let mut dy_panels = Panels::zeros(most_rows, d);
+    let (mut probs, mut dscores) = (Vec::new(), Vec::new());
     for start in (0..p.queries).step_by(block) {
-        let queries = start..(start + block).min(p.queries);
-        let keys = p.visible_to_block(b, queries.clone());
-        if keys.is_empty() {
-            continue;
+        let these = start..(start + block).min(p.queries);
+        let Some(view) = p.view(b, these.clone(), &keys) else { continue };
+        let (m, stride) = (these.len() * group, view.stride());
+        let m_padded = m.next_multiple_of(HEIGHT);
+        let rows = q_rows.chunks_exact_mut(group * d).zip(dy_rows.chunks_exact_mut(group * d));
+        for (t, (q, dy)) in these.zip(rows) {
+            q.iter_mut().zip(x.q.row(b, t, kv * group, group)).for_each(|(r, &q)| *r = q * scale);
+            dy.copy_from_slice(x.dy.row(b, t, kv * group, group));
         }
-        let (m, n) = (queries.len() * group, keys.len());
-        x.q.gather(b, queries.clone(), kv * group, group, &mut q_rows);
-        x.out.gather(b, queries.clone(), kv * group, group, &mut o_rows);
-        x.dy.gather(b, queries.clone(), kv * group, group, &mut dy_rows);
-        let (probs, dscores) = (&mut probs[..m * n], &mut dscores[..m * n]);
-        let q_mat = Mat::new(&q_rows, m, d);
-        let dy_mat = Mat::new(&dy_rows, m, d);
-        let (k_mat, v_mat) = (x.k.matrix(b, keys.clone(), kv), x.v.matrix(b, keys.clone(), kv));
-        matmul_local(q_mat, k_mat.t(), MatMut::new(probs, m, n), scale, Beta::Overwrite);
-        matmul_local(dy_mat, v_mat.t(), MatMut::new(dscores, m, n), T::ONE, Beta::Overwrite);
         for row in 0..m {
-            let (t, g) = (queries.start + row / group, row % group);
-            let seen = relative(p.visible(b, t), &keys);
-            let lse = x.lse[(b * p.queries + t) * p.num_heads + kv * group + g];
-            let delta = host::dot(&dy_rows[row * d..][..d], &o_rows[row * d..][..d]);
-            let (probs, ds) = (&mut probs[row * n..][..n], &mut dscores[row * n..][..n]);
-            for outside in [0..seen.start, seen.end..n] {
-                probs[outside.clone()].fill(T::ZERO);
-                ds[outside].fill(T::ZERO);
-            }
+            q_panels.set_row(row, &q_rows[row * d..][..d]);
+            dy_panels.set_row(row, &dy_rows[row * d..][..d]);
+        }
+        probs.resize(m_padded * stride, T::ZERO);
+        dscores.resize(m_padded * stride, T::ZERO);
+        let panels = || view.panels.clone();
+        product((&q_rows, d), m_padded, &k_columns, 0..d, panels(), (&mut probs, stride));
+        product((&dy_rows, d), m_padded, &v_columns, 0..d, panels(), (&mut dscores, stride));
+        for row in 0..m {
+            let (t, head) = (start + row / group, kv * group + row % group);
+            let lse = x.lse[(b * p.queries + t) * p.num_heads + head];
+            let delta = host::dot(&dy_rows[row * d..][..d], x.out.row(b, t, head, 1));
+            let probs = &mut probs[row * stride..][..view.len()];
+            let ds = &mut dscores[row * stride..][..view.len()];
+            let seen = view.hide(p.visible(b, t), probs);
+            clear(probs, &seen);
+            clear(ds, &seen);
             for (prob, ds) in probs[seen.clone()].iter_mut().zip(&mut ds[seen]) {
                 *prob = (*prob - lse).exp();
-                *ds = *prob * (*ds - delta) * scale;
+                *ds = *prob * (*ds - delta);
             }
         }
-        let (probs, dscores) = (Mat::new(probs, m, n), Mat::new(dscores, m, n));
-        let dst = &mut dv[keys.start * d..keys.end * d];
-        matmul_local(probs.t(), dy_mat, MatMut::new(dst, n, d), T::ONE, Beta::Accumulate);
-        let dst = &mut dk[keys.start * d..keys.end * d];
-        matmul_local(dscores.t(), q_mat, MatMut::new(dst, n, d), T::ONE, Beta::Accumulate);
-        let dst = &mut dq[queries.start * group * d..queries.end * group * d];
-        matmul_local(dscores, k_mat, MatMut::new(dst, m, d), T::ONE, Beta::Overwrite);
+        let from = view.panels.start * WIDTH * d_padded;
+        let (dk, dv) = (&mut dk[from..], &mut dv[from..]);
+        add_transposed_product((&probs, stride), view.len(), &dy_panels, m, (dv, d_padded));
+        add_transposed_product((&dscores, stride), view.len(), &q_panels, m, (dk, d_padded));
+        let dq_panels = 0..d_padded / WIDTH;
+        let dst = (&mut dq_rows[..], d_padded);
+        product((&dscores, stride), m_padded, &k_rows, view.inner(), dq_panels, dst);
+        let rows = dq[start * group * d..].chunks_exact_mut(d).zip(dq_rows.chunks_exact(d_padded));
+        rows.take(m).for_each(|(dq, row)| dq.iter_mut().zip(row).for_each(|(dq, &x)| *dq = x * scale));
     }
-    HeadGrads { kv, dq, dk, dv }
+    HeadGrads { kv, first_key: keys.start, d_padded, dq, dk, dv }
 }
