@@ -1,0 +1,389 @@
+//! [`Gpu`]: one card, or a dry run of one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::kernel::{Arg, Launch, Unit};
+use crate::matmul::Matmul;
+use crate::memory::{MemoryStats, Pool, Segments};
+use crate::{CudaError, Result};
+
+/// What is known of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number; 0 for a dry run.
+    pub ordinal: usize,
+    /// Product name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory a block may have, in bytes.
+    pub shared_bytes_per_block: usize,
+    /// Memory of the card, in bytes.
+    pub memory_bytes: usize,
+}
+
+impl GpuInfo {
+    /// The architecture that kernels are compiled for: `sm_90a` on Hopper, whose own instructions need the
+    /// `a`, the plain name elsewhere.
+    pub fn arch(&self) -> String {
+        let (major, minor) = self.capability;
+        let suffix = if major == 9 { "a" } else { "" };
+        format!("sm_{major}{minor}{suffix}")
+    }
+}
+
+/// Choices made when a GPU is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Most bytes that tensors may take; the card's free memory without a value.
+    pub budget_bytes: Option<usize>,
+    /// Fill every new block with NaN patterns, so that what a kernel leaves unwritten is seen.
+    pub poison: bool,
+}
+
+/// What a device does; the rest of the crate is the same for a card and a dry run.
+pub(crate) trait Backend: Segments + Send + Sync {
+    fn memset(&self, pointer: u64, byte: u8, bytes: usize) -> Result<()>;
+    fn upload(&self, pointer: u64, source: &[u8]) -> Result<()>;
+    fn download(&self, pointer: u64, target: &mut [u8]) -> Result<()>;
+    fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()>;
+    fn launch(&self, gpu: &Gpu, launch: &Launch<'_>) -> Result<()>;
+    fn matmul(&self, gpu: &Gpu, spec: &Matmul, a: u64, b: u64, c: u64) -> Result<()>;
+    fn synchronize(&self) -> Result<()>;
+    fn is_dry(&self) -> bool {
+        false
+    }
+}
+
+struct Inner {
+    info: GpuInfo,
+    poison: bool,
+    backend: Box<dyn Backend>,
+    pool: Mutex<Pool>,
+    /// Launches by kernel name: the proof that a kernel ran.
+    launches: Mutex<BTreeMap<&'static str, u64>>,
+    /// Distinct kernels with constants that were launched, and distinct products.
+    units: Mutex<BTreeMap<Unit, u64>>,
+    /// Who is said to hold what is allocated now.
+    holder: Mutex<&'static str>,
+}
+
+/// A handle to one card and its stream, or to a dry run that counts and computes nothing.
+///
+/// Handles are copied freely; the card stays open to the end of the process, as CUDA's primary context does.
+#[derive(Clone, Copy)]
+pub struct Gpu(&'static Inner);
+
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Gpu) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+impl Eq for Gpu {}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({self})")
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_dry() { f.write_str("cuda (dry run)") } else { write!(f, "cuda:{}", self.0.info.ordinal) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The books hold no invariant that a panicking holder could break half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gpu {
+    pub(crate) fn with_backend(info: GpuInfo, backend: Box<dyn Backend>, options: &GpuOptions) -> Gpu {
+        let budget = options.budget_bytes.unwrap_or(info.memory_bytes);
+        Gpu(Box::leak(Box::new(Inner {
+            info,
+            poison: options.poison,
+            backend,
+            pool: Mutex::new(Pool::new(budget)),
+            launches: Mutex::default(),
+            units: Mutex::default(),
+            holder: Mutex::new("activations"),
+        })))
+    }
+
+    /// A device that allocates, launches and multiplies nothing but counts everything: what a step needs of
+    /// memory and kernels, found without a GPU. Values read from it are zeros.
+    pub fn dry(capability: (u32, u32), options: &GpuOptions) -> Gpu {
+        let shared_bytes_per_block = match capability {
+            (8, 0) => 163 << 10,
+            (8, _) | (12, _) => 99 << 10,
+            _ => 227 << 10,
+        };
+        let info = GpuInfo {
+            ordinal: 0,
+            name: "dry run".into(),
+            capability,
+            multiprocessors: 132,
+            shared_bytes_per_block,
+            memory_bytes: 1 << 46,
+        };
+        Gpu::with_backend(info, Box::new(Dry::default()), options)
+    }
+
+    /// What is known of the card.
+    pub fn info(&self) -> &'static GpuInfo {
+        &self.0.info
+    }
+
+    /// Whether this is a dry run: nothing is computed and values read are zeros.
+    pub fn is_dry(&self) -> bool {
+        self.0.backend.is_dry()
+    }
+
+    pub(crate) fn backend(&self) -> &'static dyn Backend {
+        self.0.backend.as_ref()
+    }
+
+    /// A block of device memory, its content undefined.
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.alloc_for(bytes, *lock(&self.0.holder))
+    }
+
+    /// A block in the name of `holder`, for the memory plan and for errors.
+    pub fn alloc_for(&self, bytes: usize, holder: &'static str) -> Result<Buffer> {
+        let start = lock(&self.0.pool).take(bytes, holder, &SegmentsOf(self.0.backend.as_ref()))?;
+        let buffer = Buffer { gpu: *self, start, bytes };
+        if self.0.poison {
+            self.memset(&buffer, 0, bytes, 0xff)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Names the holder of what is allocated until the guard is dropped.
+    pub fn holding(&self, holder: &'static str) -> Holding {
+        let old = std::mem::replace(&mut *lock(&self.0.holder), holder);
+        Holding { gpu: *self, old }
+    }
+
+    /// Holds `bytes` from the driver at once, where the budget allows.
+    pub fn reserve(&self, bytes: usize) {
+        lock(&self.0.pool).reserve(bytes, &SegmentsOf(self.0.backend.as_ref()));
+    }
+
+    /// Sets bytes.
+    pub fn memset(&self, buffer: &Buffer, offset: usize, bytes: usize, byte: u8) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        buffer.check(offset, bytes)?;
+        self.0.backend.memset(buffer.pointer(offset), byte, bytes)
+    }
+
+    /// Copies host bytes to the device, in stream order; `source` may be changed as soon as this returns.
+    pub fn upload(&self, buffer: &Buffer, offset: usize, source: &[u8]) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        buffer.check(offset, source.len())?;
+        self.0.backend.upload(buffer.pointer(offset), source)
+    }
+
+    /// Copies device bytes to the host; waits for all work before.
+    pub fn download(&self, buffer: &Buffer, offset: usize, target: &mut [u8]) -> Result<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        buffer.check(offset, target.len())?;
+        self.0.backend.download(buffer.pointer(offset), target)
+    }
+
+    /// Copies bytes between two buffers of this device.
+    pub fn copy(
+        &self,
+        target: &Buffer,
+        target_offset: usize,
+        source: &Buffer,
+        source_offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        target.check(target_offset, bytes)?;
+        source.check(source_offset, bytes)?;
+        self.0.backend.copy(target.pointer(target_offset), source.pointer(source_offset), bytes)
+    }
+
+    /// Enqueues a kernel. Compiles it, or takes it from the cache, if this is its first launch.
+    ///
+    /// # Errors
+    /// A grid or block that the hardware cannot take, a kernel that does not compile, a driver error.
+    pub fn launch(&self, launch: Launch<'_>) -> Result<()> {
+        let threads: u64 = launch.block.iter().map(|&n| u64::from(n)).product();
+        let [x, y, z] = launch.grid;
+        let in_range = |n: u32, most: u32| (1..=most).contains(&n);
+        let grid = in_range(x, i32::MAX as u32) && in_range(y, 65535) && in_range(z, 65535);
+        let shared = launch.shared_bytes as usize <= self.0.info.shared_bytes_per_block;
+        if !(1..=1024).contains(&threads) || !grid || !shared {
+            return Err(CudaError::Unsupported {
+                what: format!("kernel {}", launch.unit.name),
+                reason: format!(
+                    "a grid of {:?} blocks of {:?} threads with {} bytes of shared memory",
+                    launch.grid, launch.block, launch.shared_bytes
+                ),
+            });
+        }
+        for arg in &launch.args {
+            if let Arg::Buffer(buffer, offset) = arg {
+                buffer.check(*offset, 0)?;
+                debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
+            }
+        }
+        self.count(launch.unit.name);
+        *lock(&self.0.units).entry(launch.unit.clone()).or_default() += 1;
+        self.0.backend.launch(self, &launch)
+    }
+
+    /// Waits until all work is done; reports errors of kernels that ran before.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.backend.synchronize()
+    }
+
+    /// Memory in use and its peak.
+    pub fn memory(&self) -> MemoryStats {
+        lock(&self.0.pool).stats()
+    }
+
+    /// Starts a new measurement of the peak.
+    pub fn reset_peak(&self) {
+        lock(&self.0.pool).reset_peak();
+    }
+
+    pub(crate) fn count(&self, name: &'static str) {
+        *lock(&self.0.launches).entry(name).or_default() += 1;
+    }
+
+    /// How often each kernel was launched; products count as `matmul`.
+    pub fn launches(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.0.launches).clone()
+    }
+
+    /// Every kernel launched so far, with its constants.
+    pub fn units(&self) -> Vec<Unit> {
+        lock(&self.0.units).keys().cloned().collect()
+    }
+}
+
+/// Restores the former holder when dropped.
+#[must_use]
+pub struct Holding {
+    gpu: Gpu,
+    old: &'static str,
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        *lock(&self.gpu.0.holder) = self.old;
+    }
+}
+
+/// A block of device memory; goes back to the allocator when dropped.
+pub struct Buffer {
+    gpu: Gpu,
+    start: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// The device it is on.
+    pub fn gpu(&self) -> Gpu {
+        self.gpu
+    }
+
+    /// Its size in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn pointer(&self, offset: usize) -> u64 {
+        self.start + offset as u64
+    }
+
+    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+        if offset.checked_add(bytes).is_some_and(|end| end <= self.bytes) {
+            return Ok(());
+        }
+        Err(CudaError::Unsupported {
+            what: "device buffer".into(),
+            reason: format!("bytes {offset} to {offset}+{bytes} of {}", self.bytes),
+        })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        lock(&self.gpu.0.pool).give_back(self.start);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes on {})", self.bytes, self.gpu)
+    }
+}
+
+struct SegmentsOf<'a>(&'a dyn Backend);
+impl Segments for SegmentsOf<'_> {
+    fn allocate(&self, bytes: usize) -> Option<u64> {
+        self.0.allocate(bytes)
+    }
+}
+
+/// Counts addresses and computes nothing.
+#[derive(Default)]
+struct Dry {
+    next: Mutex<u64>,
+}
+
+impl Segments for Dry {
+    fn allocate(&self, bytes: usize) -> Option<u64> {
+        let mut next = lock(&self.next);
+        *next += 2 << 20;
+        let start = *next;
+        *next += bytes.next_multiple_of(2 << 20) as u64;
+        Some(start)
+    }
+}
+
+impl Backend for Dry {
+    fn memset(&self, _: u64, _: u8, _: usize) -> Result<()> {
+        Ok(())
+    }
+    fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn download(&self, _: u64, target: &mut [u8]) -> Result<()> {
+        target.fill(0);
+        Ok(())
+    }
+    fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
+        Ok(())
+    }
+    fn launch(&self, _: &Gpu, _: &Launch<'_>) -> Result<()> {
+        Ok(())
+    }
+    fn matmul(&self, _: &Gpu, _: &Matmul, _: u64, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    fn is_dry(&self) -> bool {
+        true
+    }
+}

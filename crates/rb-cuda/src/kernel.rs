@@ -1,0 +1,109 @@
+//! Kernels as values, and how they are launched.
+
+use std::fmt::{Display, Write as _};
+
+use crate::Buffer;
+
+/// A kernel source. The file stem is its name and its entry point.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// File stem and entry point.
+    pub name: &'static str,
+    /// CUDA C; `kernels/prelude.cuh` is put before it.
+    pub source: &'static str,
+}
+
+/// A [`Kernel`] from `kernels/NAME.cu`, embedded in the binary.
+#[macro_export]
+macro_rules! kernel {
+    ($name:literal) => {
+        $crate::Kernel {
+            name: $name,
+            source: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/", $name, ".cu")),
+        }
+    };
+}
+
+/// What every kernel may use.
+pub(crate) const PRELUDE: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/prelude.cuh"));
+
+/// A kernel with its compile-time constants: what is compiled and cached.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Unit {
+    /// Name and entry point.
+    pub name: &'static str,
+    source: &'static str,
+    /// `#define` lines.
+    pub defines: String,
+}
+
+impl Unit {
+    /// The whole translation unit.
+    pub fn text(&self) -> String {
+        format!("{}{PRELUDE}\n#line 1 \"{}.cu\"\n{}", self.defines, self.name, self.source)
+    }
+}
+
+/// One argument of a launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// A pointer into a device buffer, with an offset in bytes.
+    Buffer(&'a Buffer, usize),
+    /// A null pointer: an optional tensor that is absent.
+    Null,
+    /// `float`
+    F32(f32),
+    /// `int`
+    I32(i32),
+    /// `unsigned int`
+    U32(u32),
+    /// `long long`
+    I64(i64),
+    /// `unsigned long long`
+    U64(u64),
+}
+
+/// A launch under construction: kernel, constants, grid, arguments in order.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    pub(crate) unit: Unit,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) args: Vec<Arg<'a>>,
+}
+
+impl<'a> Launch<'a> {
+    /// A launch of `grid` blocks of `block` threads. Numbers above what the hardware takes are refused later.
+    pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
+        let unit = Unit { name: kernel.name, source: kernel.source, defines: String::new() };
+        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new() }
+    }
+
+    /// `grid` blocks of `threads` threads in one dimension, enough for `items` threads in a grid-stride loop:
+    /// at most 2^31 - 1 blocks and at least one.
+    pub fn for_items(kernel: &Kernel, items: usize, threads: u32) -> Launch<'a> {
+        let blocks = items.div_ceil(threads as usize).clamp(1, i32::MAX as usize) as u32;
+        Launch::new(kernel, [blocks, 1, 1], [threads, 1, 1])
+    }
+
+    /// A compile-time constant.
+    pub fn define(mut self, name: &str, value: impl Display) -> Self {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.unit.defines, "#define {name} {value}");
+        self
+    }
+
+    /// Dynamic shared memory.
+    pub fn shared_bytes(mut self, bytes: usize) -> Self {
+        self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// The next argument.
+    pub fn arg(mut self, arg: Arg<'a>) -> Self {
+        self.args.push(arg);
+        self
+    }
+}
