@@ -53,7 +53,7 @@ pub(crate) fn load(op: &str) -> Vec<GoldenCase> {
 /// nothing has no digits of its own); NaN and infinities must be equal.
 pub(crate) fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     assert_eq!(got.shape(), want.shape(), "{what}: shape");
-    let (got, want) = (got.to_dtype(DType::F64), want.to_dtype(DType::F64));
+    let (got, want) = (got.to_dtype(DType::F64).unwrap(), want.to_dtype(DType::F64).unwrap());
     let (got, want) = (got.as_slice::<f64>().unwrap(), want.as_slice::<f64>().unwrap());
     let scale = want.iter().filter(|x| x.is_finite()).fold(0.1f64, |m, x| m.max(x.abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -66,7 +66,7 @@ pub(crate) fn assert_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f
 /// where one huge element must not hide an error of another.
 pub(crate) fn assert_each_close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     assert_close(what, got, want, tolerance);
-    let (got, want) = (got.to_dtype(DType::F64), want.to_dtype(DType::F64));
+    let (got, want) = (got.to_dtype(DType::F64).unwrap(), want.to_dtype(DType::F64).unwrap());
     for (i, (g, w)) in got.as_slice::<f64>().unwrap().iter().zip(want.as_slice::<f64>().unwrap()).enumerate()
     {
         let same = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * w.abs().max(1.0);

@@ -100,6 +100,16 @@ impl GradStore {
         Ok((values, beta))
     }
 
+    /// As [`GradStore::slot`] on a GPU: a view that kernels write through.
+    pub(crate) fn device_slot(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
+        let index = id.0 as usize;
+        let entry = &self.layout.entries[index];
+        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
+        let view = self.arena.view(entry.offset, &entry.shape)?;
+        self.fresh[index] = true;
+        Ok((view, beta))
+    }
+
     pub(crate) fn device(&self) -> Device {
         self.arena.device()
     }

@@ -10,6 +10,7 @@
 //! | the operations | [`ops`] | one file each, listed in one registry |
 //! | checks | [`testing`] | finite differences and precision sweeps over the registry |
 
+pub mod cuda;
 mod error;
 mod float;
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The operation trait and the one place where device and element type select an implementation.
 
-use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
+use rb_cuda::Gpu;
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor, TensorError};
 
+use crate::cuda;
 use crate::host;
 use crate::tape::{LeafGrads, Source, Var};
 use crate::{AutogradError, Beta, Float, GradStore, Result};
@@ -15,6 +17,9 @@ pub trait Op: Sized + Send + Sync + 'static {
     /// Whether the host code does not read elements by its type parameter (a cast), so that it runs for
     /// every element type; `T` is then `f32` for types that are not [`Float`].
     const ANY_DTYPE: bool = false;
+    /// Whether inputs after the first may have another element type than the first on a GPU: a residual
+    /// stream in fp32 beside bf16 weights.
+    const MIXED_DTYPES: bool = false;
     /// What forward keeps for backward.
     type Saved: Saved;
 
@@ -37,6 +42,23 @@ pub trait Op: Sized + Send + Sync + 'static {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()>;
+
+    /// Enqueues forward on a GPU. Inputs are f32 or bf16; arithmetic is fp32.
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, Self::Saved)> {
+        let dtype = inputs[0].dtype();
+        Err(AutogradError::Unsupported { op: Self::NAME, dtype, device: Device::Cuda(gpu) })
+    }
+
+    /// Enqueues backward on a GPU, as [`Op::host_backward`].
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        _saved: Self::Saved,
+        dy: Tensor,
+        _grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        Err(AutogradError::Unsupported { op: Self::NAME, dtype: dy.dtype(), device: Device::Cuda(gpu) })
+    }
 }
 
 /// What an operation keeps for backward: a named struct, so that held memory can be counted.
@@ -75,7 +97,14 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
         if !std::ptr::eq(input.tape, tape) {
             return Err(AutogradError::ForeignVar { op: O::NAME, input: i });
         }
-        input.value.expect_dtype(O::NAME, &format!("input {i}"), inputs[0].dtype())?;
+        let device = inputs[0].value.device();
+        if input.value.device() != device {
+            let (got, argument) = (input.value.device(), format!("input {i}"));
+            return Err(TensorError::DeviceMismatch { op: O::NAME, argument, got, expected: device }.into());
+        }
+        if !(O::MIXED_DTYPES && matches!(device, Device::Cuda(_))) {
+            input.value.expect_dtype(O::NAME, &format!("input {i}"), inputs[0].dtype())?;
+        }
     }
     let shapes: Vec<&Shape> = inputs.iter().map(|v| v.shape()).collect();
     let out = op.out_shape(&shapes)?;
@@ -90,13 +119,13 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
         return Ok(tape.var(Source::Constant, y));
     }
     let sources = inputs.iter().map(|v| v.source).collect();
-    let shapes = inputs.iter().map(|v| v.shape().clone()).collect();
-    let node = Node { backward: Box::new(Recorded { op, saved }), sources, shapes };
+    let places = inputs.iter().map(|v| (v.shape().clone(), v.dtype())).collect();
+    let node = Node { backward: Box::new(Recorded { op, saved }), sources, places };
     Ok(tape.var(tape.push(node), y))
 }
 
 fn check_finite<O: Op>((number, param): (usize, Option<&str>), y: &Tensor) -> Result<()> {
-    match y.first_non_finite() {
+    match y.first_non_finite()? {
         None => Ok(()),
         Some(index) => Err(AutogradError::NonFinite {
             op: O::NAME,
@@ -114,6 +143,10 @@ fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::
         (Device::Cpu, DType::F32) => op.host_forward::<f32>(inputs, out),
         (Device::Cpu, DType::F64) => op.host_forward::<f64>(inputs, out),
         (Device::Cpu, _) if O::ANY_DTYPE => op.host_forward::<f32>(inputs, out),
+        (Device::Cuda(gpu), DType::F32 | DType::BF16) => {
+            let _holder = gpu.holding(O::NAME);
+            op.cuda_forward(gpu, inputs, out)
+        }
         (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
     }
 }
@@ -123,6 +156,10 @@ fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>
         (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
         (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
         (Device::Cpu, _) if O::ANY_DTYPE => op.host_backward::<f32>(saved, dy, grads),
+        (Device::Cuda(gpu), DType::F32 | DType::BF16) => {
+            let _holder = gpu.holding("gradients in flight");
+            op.cuda_backward(gpu, saved, dy, grads)
+        }
         (device, dtype) => Err(AutogradError::Unsupported { op: O::NAME, dtype, device }),
     }
 }
@@ -142,8 +179,17 @@ fn add(a: Tensor, b: &Tensor) -> Result<Tensor> {
         (Device::Cpu, DType::F64) => typed::<f64>(a, b),
         // A bf16 value with several readers: the sum is rounded once.
         (Device::Cpu, DType::BF16) => {
-            let sum = typed::<f32>(a.to_dtype(DType::F32), &b.to_dtype(DType::F32))?;
-            Ok(sum.to_dtype(DType::BF16))
+            let sum = typed::<f32>(a.to_dtype(DType::F32)?, &b.to_dtype(DType::F32)?)?;
+            Ok(sum.to_dtype(DType::BF16)?)
+        }
+        (Device::Cuda(_), _) if a.is_unshared() => {
+            cuda::accumulate(&a, b, Beta::Accumulate)?;
+            Ok(a)
+        }
+        (Device::Cuda(_), _) => {
+            let sum = a.to_owned_copy()?;
+            cuda::accumulate(&sum, b, Beta::Accumulate)?;
+            Ok(sum)
         }
         (device, dtype) => Err(AutogradError::Unsupported { op: "accumulate", dtype, device }),
     }
@@ -153,7 +199,8 @@ fn add(a: Tensor, b: &Tensor) -> Result<Tensor> {
 pub(crate) struct Node {
     pub(crate) backward: Box<dyn RecordedOp>,
     sources: Vec<Source>,
-    shapes: Vec<Shape>,
+    /// Shape and element type of each input.
+    places: Vec<(Shape, DType)>,
 }
 
 pub(crate) trait RecordedOp {
@@ -204,7 +251,7 @@ impl<'g> BackwardState<'g> {
                 op,
                 written: vec![false; node.sources.len()],
                 sources: &node.sources,
-                shapes: &node.shapes,
+                places: &node.places,
                 state: &mut state,
             };
             node.backward.run(dy, &mut sinks)?;
@@ -239,6 +286,10 @@ impl<'g> BackwardState<'g> {
                 let (dst, beta) = self.params.slot::<f32>(id)?;
                 host::store(dst, grad.as_slice()?, beta);
             }
+            (Device::Cuda(_), _) => {
+                let (dst, beta) = self.params.device_slot(id)?;
+                cuda::accumulate(&dst, grad, beta)?;
+            }
             (device, dtype) => return Err(AutogradError::Unsupported { op: "gradient", dtype, device }),
         }
         Ok(())
@@ -250,7 +301,7 @@ pub struct GradSinks<'a> {
     op: &'static str,
     written: Vec<bool>,
     sources: &'a [Source],
-    shapes: &'a [Shape],
+    places: &'a [(Shape, DType)],
     state: &'a mut dyn Sink,
 }
 
@@ -262,7 +313,7 @@ impl GradSinks<'_> {
 
     /// The shape of input `i`.
     pub fn shape(&self, i: usize) -> &Shape {
-        &self.shapes[i]
+        &self.places[i].0
     }
 
     /// Gives input `i` its gradient as a tensor (moved, not copied, where it is the first).
@@ -270,10 +321,12 @@ impl GradSinks<'_> {
         if !self.wanted(i) {
             return Ok(());
         }
-        if grad.shape() != &self.shapes[i] {
-            return Err(
-                ShapeError::new(self.op, format!("gradient {i}"), grad.shape(), &self.shapes[i]).into()
-            );
+        let (shape, dtype) = &self.places[i];
+        if grad.shape() != shape {
+            return Err(ShapeError::new(self.op, format!("gradient {i}"), grad.shape(), shape).into());
+        }
+        if !matches!(self.sources[i], Source::Param(_)) {
+            grad.expect_dtype(self.op, &format!("gradient {i}"), *dtype)?;
         }
         self.written[i] = true;
         self.state.add(self.sources[i], grad)
@@ -300,9 +353,40 @@ impl GradSinks<'_> {
             }
             self.state.add(source, old)?;
         }
-        let mut fresh = vec![T::ZERO; self.shapes[i].numel()];
+        let shape = &self.places[i].0;
+        let mut fresh = vec![T::ZERO; shape.numel()];
         f(&mut fresh, Beta::Overwrite);
-        self.state.add(source, Tensor::from_vec(fresh, self.shapes[i].clone())?)
+        self.state.add(source, Tensor::from_vec(fresh, shape.clone())?)
+    }
+
+    /// As [`GradSinks::write`] on a GPU: `f` enqueues work that writes (or adds to) every element of the tensor
+    /// it is given, whose element type may be fp32 where the input's is bf16 (a parameter's gradient).
+    pub fn write_cuda(
+        &mut self,
+        gpu: Gpu,
+        i: usize,
+        f: impl FnOnce(&Tensor, Beta) -> Result<()>,
+    ) -> Result<()> {
+        if !self.wanted(i) {
+            return Ok(());
+        }
+        self.written[i] = true;
+        let source = self.sources[i];
+        if let Source::Param(id) = source {
+            let (dst, beta) = self.state.params().device_slot(id)?;
+            return f(&dst, beta);
+        }
+        if let Some(old) = self.state.take(source) {
+            if old.is_unshared() {
+                f(&old, Beta::Accumulate)?;
+                return self.state.add(source, old);
+            }
+            self.state.add(source, old)?;
+        }
+        let (shape, dtype) = &self.places[i];
+        let fresh = Tensor::uninit(shape.clone(), *dtype, Device::Cuda(gpu))?;
+        f(&fresh, Beta::Overwrite)?;
+        self.state.add(source, fresh)
     }
 }
 

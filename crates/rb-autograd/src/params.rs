@@ -304,7 +304,10 @@ mod tests {
         let mut b = ParamBuilder::default();
         b.param("k", [1, 3], Init::Normal(1.0)).unwrap();
         let alone = b.build(&Rng::new(1), Device::Cpu).unwrap();
-        assert_eq!(alone.part("k").unwrap().as_bytes(), packed.part("k").unwrap().as_bytes());
+        assert_eq!(
+            alone.part("k").unwrap().as_bytes().unwrap(),
+            packed.part("k").unwrap().as_bytes().unwrap()
+        );
     }
 
     #[test]

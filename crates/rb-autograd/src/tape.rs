@@ -114,7 +114,7 @@ impl<'p> Tape<'p> {
         if loss.value.numel() != 1 {
             return Err(ShapeError::new("backward", "loss", loss.shape(), "one element").into());
         }
-        let one = Tensor::from_vec(vec![1.0f64], loss.shape().clone())?.to_dtype(loss.dtype());
+        let one = Tensor::from_vec(vec![1.0f64], loss.shape().clone())?.to_dtype(loss.dtype())?;
         self.backward_from(loss, one, grads)
     }
 

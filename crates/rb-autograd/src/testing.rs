@@ -63,7 +63,7 @@ impl Case {
         let y = (self.run)(&vars)?;
         let out = y.detach();
         let Some(dy) = dy else { return Ok(Outcome { y: out, dx: Vec::new() }) };
-        let grads = tape.backward_from(&y, dy.to_dtype(out.dtype()), &mut GradStore::new(&params)?)?;
+        let grads = tape.backward_from(&y, dy.to_dtype(out.dtype())?, &mut GradStore::new(&params)?)?;
         let dx = vars.iter().map(|v| grads.get(v).cloned()).collect();
         Ok(Outcome { y: out, dx })
     }
@@ -90,6 +90,16 @@ impl From<AutogradError> for Failure {
     fn from(error: AutogradError) -> Self {
         Failure(error.to_string())
     }
+}
+
+impl From<rb_tensor::TensorError> for Failure {
+    fn from(error: rb_tensor::TensorError) -> Self {
+        Failure(error.to_string())
+    }
+}
+
+fn all_to(tensors: &[Tensor], dtype: DType) -> rb_tensor::Result<Vec<Tensor>> {
+    tensors.iter().map(|t| t.to_dtype(dtype)).collect()
 }
 
 /// A random tensor in f64.
@@ -175,10 +185,10 @@ pub fn precision_check(op: &str, case: &Case, seed: u64) -> Result<(), Failure> 
     const TOLERANCE: f64 = 1e-5;
     let mut rng = Rng::new(seed).fork(op).fork(&case.name);
     // The inputs are rounded to f32 first, so that both paths see the same numbers.
-    let small: Vec<Tensor> = case.sample(&mut rng)?.iter().map(|t| t.to_dtype(DType::F32)).collect();
-    let wide: Vec<Tensor> = small.iter().map(|t| t.to_dtype(DType::F64)).collect();
-    let dy = random(case.run(&wide, None)?.y.shape(), Fill::Normal, &mut rng)?.to_dtype(DType::F32);
-    let truth = case.run(&wide, Some(&dy.to_dtype(DType::F64)))?;
+    let small = all_to(&case.sample(&mut rng)?, DType::F32)?;
+    let wide = all_to(&small, DType::F64)?;
+    let dy = random(case.run(&wide, None)?.y.shape(), Fill::Normal, &mut rng)?.to_dtype(DType::F32)?;
+    let truth = case.run(&wide, Some(&dy.to_dtype(DType::F64)?))?;
     let fast = case.run(&small, Some(&dy))?;
     let again = case.run(&small, Some(&dy))?;
     let named = |o: &Outcome| -> Vec<(String, Option<Tensor>)> {
@@ -191,10 +201,10 @@ pub fn precision_check(op: &str, case: &Case, seed: u64) -> Result<(), Failure> 
         let (Some(truth), Some(fast), Some(again)) = (truth, fast, again) else {
             return Err(Failure(format!("{op}/{}: {what} is missing", case.name)));
         };
-        if fast.as_bytes() != again.as_bytes() {
+        if fast.as_bytes()? != again.as_bytes()? {
             return Err(Failure(format!("{op}/{}: {what} differs between two runs", case.name)));
         }
-        let (truth, fast) = (truth.to_dtype(DType::F64), fast.to_dtype(DType::F64));
+        let (truth, fast) = (truth.to_dtype(DType::F64)?, fast.to_dtype(DType::F64)?);
         let truth = truth.as_slice::<f64>().map_err(AutogradError::from)?;
         let fast = fast.as_slice::<f64>().map_err(AutogradError::from)?;
         let scale = truth.iter().fold(0.05f64, |m, x| m.max(x.abs()));

@@ -55,7 +55,7 @@ pub fn generate(
         let context: Vec<i32> = ids[window..].iter().map(|&id| id as i32).collect();
         let len = context.len();
         let input = ModelInput::causal(Tensor::from_vec(context, [1, len])?);
-        let logits = model.next_token_logits(params, &input)?.to_dtype(DType::F32).to_vec::<f32>()?;
+        let logits = model.next_token_logits(params, &input)?.to_dtype(DType::F32)?.to_vec::<f32>()?;
         let next = options.pick(&logits, &mut rng)?;
         if next == tokenizer.eos_id() {
             break;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rb_autograd::ParamStore;
-use rb_tensor::{DType, Tensor, io};
+use rb_tensor::{DType, Device, Tensor, io};
 
 use crate::{NnError, Result};
 
@@ -15,7 +15,10 @@ use crate::{NnError, Result};
 pub fn save_hf(params: &ParamStore, path: &Path) -> Result<()> {
     let mut tensors = Vec::new();
     for (_, part) in params.layout().parts() {
-        tensors.push((part.name.as_str(), params.part(&part.name)?.to_dtype(DType::F32)));
+        tensors.push((
+            part.name.as_str(),
+            params.part(&part.name)?.to_device(Device::Cpu)?.to_dtype(DType::F32)?,
+        ));
     }
     Ok(io::write_safetensors(path, tensors.iter().map(|(name, tensor)| (*name, tensor)))?)
 }
@@ -36,9 +39,8 @@ pub fn load_hf(params: &mut ParamStore, dir: &Path) -> Result<()> {
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
     let tied = !names.iter().any(|n| n == "lm_head.weight");
     if tied
-        && tensors
-            .get("lm_head.weight")
-            .is_some_and(|head| same(head, tensors.get("model.embed_tokens.weight")))
+        && let Some(head) = tensors.get("lm_head.weight")
+        && same(head, tensors.get("model.embed_tokens.weight"))?
     {
         // Some writers store the tied table twice.
         tensors.remove("lm_head.weight");
@@ -60,8 +62,9 @@ pub fn load_hf(params: &mut ParamStore, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn same(a: &Tensor, b: Option<&Tensor>) -> bool {
-    b.is_some_and(|b| a.shape() == b.shape() && a.dtype() == b.dtype() && a.as_bytes() == b.as_bytes())
+fn same(a: &Tensor, b: Option<&Tensor>) -> Result<bool> {
+    let Some(b) = b else { return Ok(false) };
+    Ok(a.shape() == b.shape() && a.dtype() == b.dtype() && a.as_bytes()? == b.as_bytes()?)
 }
 
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {

@@ -33,18 +33,18 @@ fn random_grads(model: &Model, params: &ParamStore, grads: &mut GradStore, rng: 
         }
         let shape = params.entry(id).shape.clone();
         let values = (0..shape.numel()).map(|_| rng.normal()).collect::<Vec<f64>>();
-        let dy = Tensor::from_vec(values, shape).unwrap().to_dtype(params.arena().dtype());
+        let dy = Tensor::from_vec(values, shape).unwrap().to_dtype(params.arena().dtype()).unwrap();
         let tape = Tape::new(params);
         tape.backward_from(&tape.param(id).unwrap(), dy, grads).unwrap();
     }
 }
 
 fn values(params: &ParamStore, name: &str) -> Vec<f64> {
-    params.part(name).unwrap().to_dtype(DType::F64).to_vec().unwrap()
+    params.part(name).unwrap().to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
 fn grad(grads: &GradStore, name: &str) -> Vec<f64> {
-    grads.part(name).unwrap().unwrap().to_dtype(DType::F64).to_vec().unwrap()
+    grads.part(name).unwrap().unwrap().to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
 /// Ten steps of `optimizer` beside `scalar(name, weights, gradients, step, lr)`, which updates one parameter.
@@ -76,7 +76,7 @@ fn compare_ten_steps(
             assert!((got - want).abs() <= tolerance, "{name}: {got}, expected {want}");
         }
     }
-    let all = params.tensor(model.ids[0]).unwrap().to_dtype(DType::F64).to_vec::<f64>().unwrap();
+    let all = params.tensor(model.ids[0]).unwrap().to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
     assert!(all[25..].iter().all(|&x| x == 0.0), "padding rows moved: {:?}", &all[25..]);
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::storage::Storage;
+use crate::storage::{Storage, convert_cuda};
 use crate::{DType, Device, Elem, Result, Shape, ShapeError, Tensor, TensorError};
 
 /// A flat, named buffer. Tensors are views into it; it changes only when no view is alive, so a tensor
@@ -18,7 +18,9 @@ impl Arena {
     /// A zeroed arena of `numel` elements.
     pub fn zeros(name: &'static str, numel: usize, dtype: DType, device: Device) -> Result<Arena> {
         Shape::from([numel]).checked_numel(name)?;
-        Ok(Arena { name, storage: Arc::new(Storage::zeros(numel, dtype, device)), numel })
+        let _holder = device.gpu().map(|gpu| gpu.holding(name));
+        let storage = Storage::zeros(numel, dtype, device)?;
+        Ok(Arena { name, storage: Arc::new(storage), numel })
     }
 
     /// Number of elements.
@@ -49,15 +51,16 @@ impl Arena {
         Ok(Tensor { storage: self.storage.clone(), offset, shape })
     }
 
-    /// Overwrites the elements from `offset` with the values of `source`, in the arena's element type.
+    /// Overwrites the elements from `offset` with the values of `source`, in the arena's element type and
+    /// from whichever device they are on.
     ///
     /// # Errors
     /// [`ShapeError`] if the values leave the arena; [`TensorError::Shared`] while a tensor still looks into it.
     pub fn write(&mut self, offset: usize, source: &Tensor) -> Result<()> {
         // The view checks the range and is gone before the buffer is borrowed.
         let len = self.view(offset, source.shape())?.numel();
-        let values = source.to_dtype(self.dtype());
-        self.unshared()?.host_bytes_mut(offset, len).copy_from_slice(values.as_bytes());
+        let values = source.to_dtype(self.dtype())?;
+        self.unshared()?.copy_from(offset, &values.storage, values.offset, len)?;
         Ok(())
     }
 
@@ -73,6 +76,35 @@ impl Arena {
     pub fn as_mut_slice<T: Elem>(&mut self) -> Result<&mut [T]> {
         let name = self.name;
         self.unshared()?.host_slice_mut(name)
+    }
+
+    /// Overwrites the whole arena with the values of another one of the same length, converted on the device
+    /// that holds both.
+    ///
+    /// # Errors
+    /// [`TensorError::Shared`]; another length or device.
+    pub fn convert_from(&mut self, source: &Arena) -> Result<()> {
+        if self.numel != source.numel {
+            return Err(ShapeError::new("convert_from", source.name, source.numel, self.numel).into());
+        }
+        if let (Device::Cuda(gpu), Ok(from)) = (self.device(), source.storage.cuda("convert_from"))
+            && source.dtype() != self.dtype()
+        {
+            let numel = self.numel;
+            return convert_cuda(gpu, from, 0, self.unshared()?.cuda("convert_from")?, 0, numel);
+        }
+        let all = source.view(0, [source.numel])?;
+        self.write(0, &all)
+    }
+
+    /// The arena as a device tensor for kernels that change it in place.
+    ///
+    /// # Errors
+    /// [`TensorError::Shared`] while a tensor still looks into the arena; host memory.
+    pub fn device_mut(&mut self) -> Result<Tensor> {
+        let name = self.name;
+        self.unshared()?.cuda(name)?;
+        self.view(0, [self.numel])
     }
 
     fn unshared(&mut self) -> Result<&mut Storage> {

@@ -28,6 +28,16 @@ impl DType {
         }
     }
 
+    /// The element type in kernel sources.
+    pub const fn cuda_name(self) -> &'static str {
+        match self {
+            DType::F32 => "float",
+            DType::F64 => "double",
+            DType::BF16 => "bf16",
+            DType::I32 => "int",
+        }
+    }
+
     /// Whether a gradient can exist in this type.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::I32)

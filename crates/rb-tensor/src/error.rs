@@ -73,6 +73,15 @@ pub enum TensorError {
         /// Device expected.
         expected: Device,
     },
+    /// A tensor in host memory where a device pointer is needed.
+    #[error("{op}: the tensor is in host memory; move it with `Tensor::to_device`")]
+    NotOnGpu {
+        /// Operation name.
+        op: &'static str,
+    },
+    /// The GPU, its driver or a library failed.
+    #[error(transparent)]
+    Cuda(#[from] rb_cuda::CudaError),
     /// An arena is to be changed while tensors still look into it.
     #[error(
         "{arena}: {holders} tensor(s) still look into this buffer, so it cannot be changed in place; \

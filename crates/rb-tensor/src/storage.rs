@@ -2,6 +2,7 @@
 
 use half::bf16;
 use rayon::prelude::*;
+use rb_cuda::{Arg, Buffer, Gpu, Kernel, Launch, kernel};
 
 use crate::{DType, Device, Elem, Result, TensorError};
 
@@ -9,6 +10,7 @@ use crate::{DType, Device, Elem, Result, TensorError};
 #[derive(Debug)]
 pub(crate) enum Storage {
     Host(HostBuffer),
+    Cuda(CudaBuffer),
 }
 
 /// A typed buffer in host memory.
@@ -19,6 +21,15 @@ pub(crate) enum HostBuffer {
     BF16(Vec<bf16>),
     I32(Vec<i32>),
 }
+
+/// A typed buffer in the memory of a GPU.
+#[derive(Debug)]
+pub(crate) struct CudaBuffer {
+    pub(crate) buffer: Buffer,
+    dtype: DType,
+}
+
+const CONVERT: Kernel = kernel!("convert");
 
 /// Runs one expression on whichever vector a host buffer holds.
 macro_rules! each {
@@ -41,6 +52,23 @@ impl HostBuffer {
             HostBuffer::I32(_) => DType::I32,
         }
     }
+
+    fn zeros(numel: usize, dtype: DType) -> HostBuffer {
+        match dtype {
+            DType::F32 => HostBuffer::F32(vec![0.0; numel]),
+            DType::F64 => HostBuffer::F64(vec![0.0; numel]),
+            DType::BF16 => HostBuffer::BF16(vec![bf16::ZERO; numel]),
+            DType::I32 => HostBuffer::I32(vec![0; numel]),
+        }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        each!(self, v => bytemuck::cast_slice(&v[offset..offset + len]))
+    }
+
+    fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        each!(self, v => bytemuck::cast_slice_mut(&mut v[offset..offset + len]))
+    }
 }
 
 impl Storage {
@@ -60,70 +88,157 @@ impl Storage {
         }
     }
 
-    pub(crate) fn zeros(numel: usize, dtype: DType, device: Device) -> Storage {
+    /// A buffer for a writer that fills it whole: zeros on the host, undefined on a GPU.
+    pub(crate) fn uninit(numel: usize, dtype: DType, device: Device) -> Result<Storage> {
         match device {
-            Device::Cpu => Storage::Host(match dtype {
-                DType::F32 => HostBuffer::F32(vec![0.0; numel]),
-                DType::F64 => HostBuffer::F64(vec![0.0; numel]),
-                DType::BF16 => HostBuffer::BF16(vec![bf16::ZERO; numel]),
-                DType::I32 => HostBuffer::I32(vec![0; numel]),
-            }),
+            Device::Cpu => Ok(Storage::Host(HostBuffer::zeros(numel, dtype))),
+            Device::Cuda(gpu) => {
+                Ok(Storage::Cuda(CudaBuffer { buffer: gpu.alloc(numel * dtype.size_bytes())?, dtype }))
+            }
         }
+    }
+
+    pub(crate) fn zeros(numel: usize, dtype: DType, device: Device) -> Result<Storage> {
+        let storage = Storage::uninit(numel, dtype, device)?;
+        if let Storage::Cuda(c) = &storage {
+            c.buffer.gpu().memset(&c.buffer, 0, numel * dtype.size_bytes(), 0)?;
+        }
+        Ok(storage)
     }
 
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Storage::Host(b) => b.dtype(),
+            Storage::Cuda(c) => c.dtype,
         }
     }
 
     pub(crate) fn device(&self) -> Device {
         match self {
             Storage::Host(_) => Device::Cpu,
+            Storage::Cuda(c) => Device::Cuda(c.buffer.gpu()),
+        }
+    }
+
+    /// The device buffer, or an error that names the operation.
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&CudaBuffer> {
+        match self {
+            Storage::Cuda(c) => Ok(c),
+            Storage::Host(_) => Err(TensorError::NotOnGpu { op }),
         }
     }
 
     pub(crate) fn host_slice<T: Elem>(&self, op: &'static str) -> Result<&[T]> {
-        let got = self.dtype();
         match self {
-            Storage::Host(b) if got == T::DTYPE => Ok(each!(b, v => bytemuck::cast_slice(v))),
-            _ => Err(wrong_dtype::<T>(op, got)),
+            Storage::Host(b) if b.dtype() == T::DTYPE => Ok(each!(b, v => bytemuck::cast_slice(v))),
+            _ => Err(self.wrong_slice::<T>(op)),
         }
     }
 
     pub(crate) fn host_slice_mut<T: Elem>(&mut self, op: &'static str) -> Result<&mut [T]> {
-        let got = self.dtype();
+        let error = self.wrong_slice::<T>(op);
         match self {
-            Storage::Host(b) if got == T::DTYPE => Ok(each!(b, v => bytemuck::cast_slice_mut(v))),
-            _ => Err(wrong_dtype::<T>(op, got)),
+            Storage::Host(b) if b.dtype() == T::DTYPE => Ok(each!(b, v => bytemuck::cast_slice_mut(v))),
+            _ => Err(error),
         }
+    }
+
+    fn wrong_slice<T: Elem>(&self, op: &'static str) -> TensorError {
+        if self.device() != Device::Cpu {
+            return self.not_on_host(op);
+        }
+        TensorError::DType {
+            op,
+            argument: "tensor".into(),
+            got: self.dtype(),
+            expected: T::DTYPE.to_string(),
+        }
+    }
+
+    fn not_on_host(&self, op: &'static str) -> TensorError {
+        let (got, expected) = (self.device(), Device::Cpu);
+        TensorError::DeviceMismatch { op, argument: "tensor".into(), got, expected }
     }
 
     /// The bytes of `len` elements from `offset`, little-endian as on every supported host.
-    pub(crate) fn host_bytes(&self, offset: usize, len: usize) -> &[u8] {
+    pub(crate) fn host_bytes(&self, offset: usize, len: usize) -> Result<&[u8]> {
         match self {
-            Storage::Host(b) => each!(b, v => bytemuck::cast_slice(&v[offset..offset + len])),
+            Storage::Host(b) => Ok(b.bytes(offset, len)),
+            Storage::Cuda(_) => Err(self.not_on_host("as_bytes")),
         }
     }
 
-    /// The bytes of `len` elements from `offset`, to change.
-    pub(crate) fn host_bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        match self {
-            Storage::Host(b) => each!(b, v => bytemuck::cast_slice_mut(&mut v[offset..offset + len])),
+    /// Overwrites `len` elements from `offset` with the elements of `source` from `source_offset`; both have
+    /// the same element type, and may be on different devices.
+    pub(crate) fn copy_from(
+        &mut self,
+        offset: usize,
+        source: &Storage,
+        source_offset: usize,
+        len: usize,
+    ) -> Result<()> {
+        let size = self.dtype().size_bytes();
+        let (to, from, bytes) = (offset * size, source_offset * size, len * size);
+        match (self, source) {
+            (Storage::Host(t), Storage::Host(s)) => {
+                t.bytes_mut(offset, len).copy_from_slice(s.bytes(source_offset, len));
+            }
+            (Storage::Host(t), Storage::Cuda(s)) => {
+                s.buffer.gpu().download(&s.buffer, from, t.bytes_mut(offset, len))?;
+            }
+            (Storage::Cuda(t), Storage::Host(s)) => {
+                t.buffer.gpu().upload(&t.buffer, to, s.bytes(source_offset, len))?;
+            }
+            (Storage::Cuda(t), Storage::Cuda(s)) => {
+                t.buffer.gpu().copy(&t.buffer, to, &s.buffer, from, bytes)?;
+            }
         }
+        Ok(())
     }
 
     /// A new buffer with elements `offset..offset + len` converted to `dtype` (round to nearest even).
-    pub(crate) fn convert(&self, offset: usize, len: usize, dtype: DType) -> Storage {
+    pub(crate) fn convert(&self, offset: usize, len: usize, dtype: DType) -> Result<Storage> {
         match self {
-            Storage::Host(b) => Storage::Host(match b {
+            Storage::Host(b) => Ok(Storage::Host(match b {
                 HostBuffer::F32(v) => convert_host(&v[offset..offset + len], dtype, f64::from),
                 HostBuffer::F64(v) => convert_host(&v[offset..offset + len], dtype, |x| x),
                 HostBuffer::BF16(v) => convert_host(&v[offset..offset + len], dtype, bf16::to_f64),
                 HostBuffer::I32(v) => convert_host(&v[offset..offset + len], dtype, f64::from),
-            }),
+            })),
+            Storage::Cuda(c) => {
+                let gpu = c.buffer.gpu();
+                let mut target = Storage::uninit(len, dtype, Device::Cuda(gpu))?;
+                if dtype == c.dtype {
+                    target.copy_from(0, self, offset, len)?;
+                } else {
+                    let to = target.cuda("convert")?;
+                    convert_cuda(gpu, c, offset, to, 0, len)?;
+                }
+                Ok(target)
+            }
         }
     }
+}
+
+/// Converts `len` elements on a GPU into a place of another buffer.
+pub(crate) fn convert_cuda(
+    gpu: Gpu,
+    source: &CudaBuffer,
+    source_offset: usize,
+    target: &CudaBuffer,
+    target_offset: usize,
+    len: usize,
+) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let launch = Launch::for_items(&CONVERT, len, 256)
+        .define("TX", source.dtype.cuda_name())
+        .define("TY", target.dtype.cuda_name())
+        .arg(Arg::Buffer(&source.buffer, source_offset * source.dtype.size_bytes()))
+        .arg(Arg::Buffer(&target.buffer, target_offset * target.dtype.size_bytes()))
+        .arg(Arg::I64(len as i64));
+    Ok(gpu.launch(launch)?)
 }
 
 /// Converts through f64, which holds every value of the other types exactly.
@@ -135,8 +250,4 @@ fn convert_host<S: Elem>(source: &[S], dtype: DType, to_f64: impl Fn(S) -> f64 +
         DType::BF16 => HostBuffer::BF16(source.par_iter().map(|&x| bf16::from_f64(to_f64(x))).collect()),
         DType::I32 => HostBuffer::I32(source.par_iter().map(|&x| to_f64(x) as i32).collect()),
     }
-}
-
-fn wrong_dtype<T: Elem>(op: &'static str, got: DType) -> TensorError {
-    TensorError::DType { op, argument: "tensor".into(), got, expected: T::DTYPE.to_string() }
 }

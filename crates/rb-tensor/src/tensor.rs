@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use rb_cuda::{Arg, Place};
+
 use crate::storage::Storage;
 use crate::{DType, Device, Elem, Result, Shape, ShapeError, TensorError};
 
@@ -38,7 +40,43 @@ impl Tensor {
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: Device) -> Result<Tensor> {
         let shape = shape.into();
         let numel = shape.checked_numel("zeros")?;
-        Ok(Tensor { storage: Arc::new(Storage::zeros(numel, dtype, device)), offset: 0, shape })
+        Ok(Tensor { storage: Arc::new(Storage::zeros(numel, dtype, device)?), offset: 0, shape })
+    }
+
+    /// A tensor for a writer that fills it whole: zeros on the host, undefined on a GPU.
+    pub fn uninit(shape: impl Into<Shape>, dtype: DType, device: Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let numel = shape.checked_numel("uninit")?;
+        Ok(Tensor { storage: Arc::new(Storage::uninit(numel, dtype, device)?), offset: 0, shape })
+    }
+
+    /// The same values on another device; shares the buffer where they are there already. Reading from a GPU
+    /// waits for all work before.
+    pub fn to_device(&self, device: Device) -> Result<Tensor> {
+        if device == self.device() {
+            return Ok(self.clone());
+        }
+        let mut storage = Storage::uninit(self.numel(), self.dtype(), device)?;
+        storage.copy_from(0, &self.storage, self.offset, self.numel())?;
+        Ok(Tensor { storage: Arc::new(storage), offset: 0, shape: self.shape.clone() })
+    }
+
+    /// The place of the values as an argument of a kernel.
+    ///
+    /// # Errors
+    /// [`TensorError::NotOnGpu`].
+    pub fn arg(&self) -> Result<Arg<'_>> {
+        let place = self.place()?;
+        Ok(Arg::Buffer(place.buffer, place.offset_bytes))
+    }
+
+    /// The place of the values in device memory.
+    ///
+    /// # Errors
+    /// [`TensorError::NotOnGpu`].
+    pub fn place(&self) -> Result<Place<'_>> {
+        let buffer = &self.storage.cuda("kernel argument")?.buffer;
+        Ok(Place { buffer, offset_bytes: self.offset * self.dtype().size_bytes() })
     }
 
     /// The shape.
@@ -82,9 +120,9 @@ impl Tensor {
         storage.host_slice_mut::<T>("as_mut_slice").ok().map(|all| &mut all[range])
     }
 
-    /// A copy of the values in a `Vec`.
+    /// A copy of the values in a `Vec`, from whichever device.
     pub fn to_vec<T: Elem>(&self) -> Result<Vec<T>> {
-        self.as_slice::<T>().map(<[T]>::to_vec)
+        self.to_device(Device::Cpu)?.as_slice::<T>().map(<[T]>::to_vec)
     }
 
     /// The one value of a tensor with a single element, as f64.
@@ -92,7 +130,7 @@ impl Tensor {
         if self.numel() != 1 {
             return Err(ShapeError::new("item", "tensor", &self.shape, "one element").into());
         }
-        Ok(self.to_dtype(DType::F64).as_slice::<f64>()?[0])
+        Ok(self.to_device(Device::Cpu)?.to_dtype(DType::F64)?.as_slice::<f64>()?[0])
     }
 
     /// The same values with another shape; shares the buffer.
@@ -131,29 +169,32 @@ impl Tensor {
 
     /// The values in another element type (round to nearest even; floats to integers truncate).
     /// Shares the buffer when the type is already right.
-    pub fn to_dtype(&self, dtype: DType) -> Tensor {
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
-            return self.clone();
+            return Ok(self.clone());
         }
-        let storage = self.storage.convert(self.offset, self.numel(), dtype);
-        Tensor { storage: Arc::new(storage), offset: 0, shape: self.shape.clone() }
+        let storage = self.storage.convert(self.offset, self.numel(), dtype)?;
+        Ok(Tensor { storage: Arc::new(storage), offset: 0, shape: self.shape.clone() })
     }
 
     /// A copy in a buffer of its own.
-    pub fn to_owned_copy(&self) -> Tensor {
-        let storage = self.storage.convert(self.offset, self.numel(), self.dtype());
-        Tensor { storage: Arc::new(storage), offset: 0, shape: self.shape.clone() }
+    pub fn to_owned_copy(&self) -> Result<Tensor> {
+        let storage = self.storage.convert(self.offset, self.numel(), self.dtype())?;
+        Ok(Tensor { storage: Arc::new(storage), offset: 0, shape: self.shape.clone() })
     }
 
     /// The raw bytes in row-major order, little-endian.
-    pub fn as_bytes(&self) -> &[u8] {
+    ///
+    /// # Errors
+    /// [`TensorError::DeviceMismatch`] if the values are on a GPU.
+    pub fn as_bytes(&self) -> Result<&[u8]> {
         self.storage.host_bytes(self.offset, self.numel())
     }
 
     /// The flat position of the first value that is NaN or infinite.
-    pub fn first_non_finite(&self) -> Option<usize> {
-        let wide = self.to_dtype(DType::F64);
-        wide.as_slice::<f64>().ok()?.iter().position(|x| !x.is_finite())
+    pub fn first_non_finite(&self) -> Result<Option<usize>> {
+        let wide = self.to_device(Device::Cpu)?.to_dtype(DType::F64)?;
+        Ok(wide.as_slice::<f64>()?.iter().position(|x| !x.is_finite()))
     }
 
     /// Whether this tensor alone owns its whole buffer.
@@ -215,20 +256,20 @@ mod tests {
     #[test]
     fn conversions_round_to_nearest_even() {
         let t = Tensor::from_vec(vec![1.0f32, 1.003_906_3, -3.7], [3]).unwrap();
-        let b = t.to_dtype(DType::BF16).to_dtype(DType::F32);
+        let b = t.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
         assert_eq!(b.to_vec::<f32>().unwrap()[..2], [1.0, 1.0]);
-        assert_eq!(t.to_dtype(DType::I32).to_vec::<i32>().unwrap(), [1, 1, -3]);
+        assert_eq!(t.to_dtype(DType::I32).unwrap().to_vec::<i32>().unwrap(), [1, 1, -3]);
     }
 
     #[test]
     fn non_finite_values_are_found_one_by_one() {
         // Finite values whose sum would overflow raise no alarm.
         let large = Tensor::from_vec(vec![f32::MAX; 3], [3]).unwrap();
-        assert_eq!(large.first_non_finite(), None);
+        assert_eq!(large.first_non_finite().unwrap(), None);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let t = Tensor::from_vec(vec![0.0, f32::MAX, bad], [3]).unwrap();
-            assert_eq!(t.first_non_finite(), Some(2));
-            assert_eq!(t.narrow(0, 2).unwrap().first_non_finite(), None);
+            assert_eq!(t.first_non_finite().unwrap(), Some(2));
+            assert_eq!(t.narrow(0, 2).unwrap().first_non_finite().unwrap(), None);
         }
     }
 

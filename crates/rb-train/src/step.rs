@@ -67,7 +67,7 @@ pub fn find_non_finite(
     terms: LossTerms,
 ) -> Result<Option<String>> {
     for (_, part) in params.layout().parts() {
-        if params.part(&part.name)?.first_non_finite().is_some() {
+        if params.part(&part.name)?.first_non_finite()?.is_some() {
             return Ok(Some(format!("weight {}", part.name)));
         }
     }
@@ -89,7 +89,7 @@ pub fn find_non_finite(
 pub fn find_non_finite_gradient(grads: &GradStore) -> Result<Option<String>> {
     for (_, part) in grads.layout().parts() {
         if let Some(grad) = grads.part(&part.name)?
-            && grad.first_non_finite().is_some()
+            && grad.first_non_finite()?.is_some()
         {
             return Ok(Some(format!("gradient of {}", part.name)));
         }

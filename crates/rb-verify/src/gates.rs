@@ -26,7 +26,7 @@ pub fn loss_gates(seed: u64) -> Result<Report> {
 
     // A zero output projection lets nothing through to the queries, keys and values behind it.
     let name = "model.layers.0.self_attn.o_proj.weight";
-    let kept = params.part(name)?.to_owned_copy();
+    let kept = params.part(name)?.to_owned_copy()?;
     fill(&mut params, name, 0.0)?;
     let mut grads = GradStore::new(&params)?;
     backward(&model, &params, &mut grads, &batch)?;
@@ -57,7 +57,7 @@ pub fn loss_gates(seed: u64) -> Result<Report> {
     let (model, mut params) = small(seed)?;
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
     let before: Vec<(String, Tensor)> =
-        names.iter().map(|n| Ok((n.clone(), params.part(n)?.to_owned_copy()))).collect::<Result<_>>()?;
+        names.iter().map(|n| Ok((n.clone(), params.part(n)?.to_owned_copy()?))).collect::<Result<_>>()?;
     let mut grads = GradStore::new(&params)?;
     let mut adam = AdamW::new(AdamWConfig::default(), &params)?;
     backward(&model, &params, &mut grads, &batch)?;

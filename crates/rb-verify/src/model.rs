@@ -75,7 +75,7 @@ pub fn position_sensitivity(model: &CausalLm, params: &ParamStore, ids: &Tensor)
     let mut at = |stretch: i32| -> Result<Vec<f32>> {
         let positions = (0..len as i32).map(|t| t * stretch).collect();
         input.position_ids = Some(Tensor::from_vec(positions, [1, len])?);
-        Ok(model.logits(params, &input)?.to_dtype(rb_tensor::DType::F32).to_vec()?)
+        Ok(model.logits(params, &input)?.to_dtype(rb_tensor::DType::F32)?.to_vec()?)
     };
     let (plain, stretched) = (at(1)?, at(3)?);
     let last = (len - 1) * width..len * width;
@@ -106,7 +106,7 @@ pub fn overfit(model: &CausalLm, params: &mut ParamStore, steps: usize, seed: u6
 
 fn scores(model: &CausalLm, params: &ParamStore, ids: &Tensor) -> Result<Vec<f32>> {
     let logits = model.logits(params, &ModelInput::causal(ids.narrow(0, 1)?))?;
-    Ok(logits.to_dtype(rb_tensor::DType::F32).to_vec()?)
+    Ok(logits.to_dtype(rb_tensor::DType::F32)?.to_vec()?)
 }
 
 fn changed(ids: &Tensor, at: usize, vocab_size: usize) -> Result<Tensor> {

@@ -47,7 +47,10 @@ pub fn verify_config(config: &LlamaConfig, seed: u64) -> Result<Report> {
 fn step_check(model: &CausalLm, params: &mut ParamStore, seed: u64) -> Result<Check> {
     let before: Vec<(String, Tensor)> = {
         let parts = params.layout().parts().map(|(_, p)| p.name.clone()).collect::<Vec<_>>();
-        parts.into_iter().map(|n| Ok((n.clone(), params.part(&n)?.to_owned_copy()))).collect::<Result<_>>()?
+        parts
+            .into_iter()
+            .map(|n| Ok((n.clone(), params.part(&n)?.to_owned_copy()?)))
+            .collect::<Result<_>>()?
     };
     let mut grads = GradStore::new(params)?;
     let mut adam = AdamW::new(AdamWConfig::default(), params)?;

@@ -416,8 +416,8 @@ mod tests {
     #[test]
     fn no_length_gives_nan() {
         for t in 1..=70 {
-            let x = inputs(2, t, t, 2, 1, 3).map(|x| x.to_dtype(DType::F32));
-            let dy = normal(x[0].shape(), 9).to_dtype(DType::F32);
+            let x = inputs(2, t, t, 2, 1, 3).map(|x| x.to_dtype(DType::F32).unwrap());
+            let dy = normal(x[0].shape(), 9).to_dtype(DType::F32).unwrap();
             for (name, mask) in test_masks(2, t) {
                 let got = case(&mask, 0.6).run(&x, Some(&dy)).unwrap();
                 let dx = got.dx.into_iter().map(Option::unwrap);
@@ -519,13 +519,13 @@ mod tests {
 
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
-        let x = inputs(3, 77, 77, 6, 2, 16).map(|x| x.to_dtype(DType::F32));
-        let dy = normal(x[0].shape(), 9).to_dtype(DType::F32);
+        let x = inputs(3, 77, 77, 6, 2, 16).map(|x| x.to_dtype(DType::F32).unwrap());
+        let dy = normal(x[0].shape(), 9).to_dtype(DType::F32).unwrap();
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let got = pool.install(|| case(&AttentionMask::Causal, 0.25).run(&x, Some(&dy)).unwrap());
-            let dx = got.dx.iter().flat_map(|t| t.as_ref().unwrap().as_bytes().to_vec());
-            got.y.as_bytes().iter().copied().chain(dx).collect::<Vec<u8>>()
+            let dx = got.dx.iter().flat_map(|t| t.as_ref().unwrap().as_bytes().unwrap().to_vec());
+            got.y.as_bytes().unwrap().iter().copied().chain(dx).collect::<Vec<u8>>()
         };
         let one = run(1);
         assert!(one == run(3) && one == run(5));

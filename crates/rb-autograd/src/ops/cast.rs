@@ -53,11 +53,11 @@ impl Op for Cast {
     }
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, CastSaved)> {
-        Ok((inputs[0].to_dtype(self.dtype), CastSaved { from: inputs[0].dtype() }))
+        Ok((inputs[0].to_dtype(self.dtype)?, CastSaved { from: inputs[0].dtype() }))
     }
 
     fn host_backward<T: Float>(&self, saved: CastSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        grads.add(0, dy.to_dtype(saved.from))
+        grads.add(0, dy.to_dtype(saved.from)?)
     }
 }
 
@@ -99,16 +99,16 @@ mod tests {
     fn gradients_pass_through_bf16() {
         let x = Tensor::from_vec(vec![1.003f32, -2.0], [2]).unwrap();
         let dy = Tensor::from_vec(vec![0.5f32, 3.003], [2]).unwrap();
-        let rounded = dy.to_dtype(DType::BF16).to_dtype(DType::F32);
+        let rounded = dy.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
         let there_and_back = Case::normal("", &[], |v| cast(&cast(&v[0], DType::BF16)?, DType::F32));
         let outcome = there_and_back.run(std::slice::from_ref(&x), Some(&dy)).unwrap();
-        assert_eq!(outcome.y.as_bytes(), x.to_dtype(DType::BF16).to_dtype(DType::F32).as_bytes());
+        assert_eq!(outcome.y.as_bytes().unwrap(), x.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap().as_bytes().unwrap());
         let dx = outcome.dx[0].as_ref().unwrap();
-        assert_eq!((dx.dtype(), dx.as_bytes()), (DType::F32, rounded.as_bytes()));
+        assert_eq!((dx.dtype(), dx.as_bytes().unwrap()), (DType::F32, rounded.as_bytes().unwrap()));
         // Ending in bf16, so that the upstream gradient is bf16.
         let outcome =
             Case::normal("", &[], |v| cast(&v[0], DType::BF16)).run(std::slice::from_ref(&x), Some(&dy)).unwrap();
-        assert_eq!(outcome.dx[0].as_ref().unwrap().as_bytes(), rounded.as_bytes());
+        assert_eq!(outcome.dx[0].as_ref().unwrap().as_bytes().unwrap(), rounded.as_bytes().unwrap());
         // One bf16 value with two readers: their gradients are added.
         let twice = Case::normal("", &[], |v| {
             let small = cast(&v[0], DType::BF16)?;

@@ -102,7 +102,7 @@ pub fn cases() -> Vec<Case> {
         case(1, &[&[0, 3], &[0, 2]]),
         Case::normal("one input twice", &[&[3, 4]], |v| concat(&[&v[0], &v[0]], 1)),
         Case::normal("beside constants", &[&[3, 4], &[3, 1]], |v| {
-            let value = Tensor::from_vec(vec![0.5f64; 6], [3, 2])?.to_dtype(v[0].dtype());
+            let value = Tensor::from_vec(vec![0.5f64; 6], [3, 2])?.to_dtype(v[0].dtype())?;
             let constant = v[0].tape().constant(value);
             concat(&[&constant, &v[0], &constant, &v[1], &v[0]], 1)
         }),

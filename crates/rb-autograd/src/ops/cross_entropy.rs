@@ -78,7 +78,7 @@ pub fn row_losses(logits: &Tensor, labels: &Tensor, options: &CrossEntropyOption
     let params = ParamStore::empty();
     let tape = Tape::inference(&params);
     let losses = apply(op, &[&tape.constant(logits.clone())])?.detach();
-    Ok(losses.to_dtype(DType::F64).to_vec()?)
+    Ok(losses.to_dtype(DType::F64)?.to_vec()?)
 }
 
 struct CrossEntropy {
@@ -134,7 +134,7 @@ impl CrossEntropy {
         };
         let weights = match &options.row_weights {
             None => None,
-            Some(w) if w.shape() == labels.shape() => Some(w.to_dtype(DType::F64).to_vec()?),
+            Some(w) if w.shape() == labels.shape() => Some(w.to_dtype(DType::F64)?.to_vec()?),
             Some(w) => {
                 return Err(ShapeError::new(Self::NAME, "row_weights", w.shape(), labels.shape()).into());
             }

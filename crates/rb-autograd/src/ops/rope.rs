@@ -211,7 +211,7 @@ mod tests {
     fn golden() {
         for case in crate::golden::load("rope") {
             let x = case.tensor("in0").shape().clone();
-            let inv_freq = case.tensor("inv_freq").to_dtype(DType::F64).to_vec::<f64>().unwrap();
+            let inv_freq = case.tensor("inv_freq").to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
             let table = RopeTable { inv_freq: inv_freq.into(), attention_scaling: 1.0 };
             let positions = case.tensor("positions");
             let rows: Vec<i32> =

@@ -5,12 +5,14 @@
 //! - **Dtypes** any float type.
 //! - **Backward** with `s = sigmoid(gate)`: `dgate = dy * up * s * (1 + gate * (1 - s))`, `dup = dy * gate * s`.
 //! - **Saves** `gate_up` (shared).
+//! - **Kernels** `swiglu_fwd`, `swiglu_bwd`.
 //! - **Errors** `ShapeError` if the last axis is odd or missing.
 //! - **Source** arXiv:2002.05202.
 
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_tensor::{Shape, ShapeError, Tensor};
 
-use crate::host;
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -66,7 +68,47 @@ impl Op for Swiglu {
         });
         grads.add(0, Tensor::from_vec(dx, saved.gate_up.shape().clone())?)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, SwigluSaved)> {
+        let x = &inputs[0];
+        let y = cuda::output(gpu, out, x.dtype())?;
+        if out.numel() > 0 {
+            let launch = Launch::for_items(&SWIGLU_FWD, out.numel(), 256)
+                .define("T", x.dtype().cuda_name())
+                .define("F", out.last())
+                .arg(x.arg()?)
+                .arg(y.arg()?)
+                .arg(Arg::I64(out.numel() as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, SwigluSaved { gate_up: x.clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: SwigluSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let x = &saved.gate_up;
+        let dx = cuda::output(gpu, x.shape(), x.dtype())?;
+        if dy.numel() > 0 {
+            let launch = Launch::for_items(&SWIGLU_BWD, dy.numel(), 256)
+                .define("T", x.dtype().cuda_name())
+                .define("F", dy.shape().last())
+                .arg(x.arg()?)
+                .arg(dy.arg()?)
+                .arg(dx.arg()?)
+                .arg(Arg::I64(dy.numel() as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        grads.add(0, dx)
+    }
 }
+
+const SWIGLU_FWD: Kernel = kernel!("swiglu_fwd");
+const SWIGLU_BWD: Kernel = kernel!("swiglu_bwd");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

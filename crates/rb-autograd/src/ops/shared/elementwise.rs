@@ -52,10 +52,10 @@ pub mod checks {
 
     /// Outputs and derivatives at `x`, computed in `dtype` and widened.
     pub fn derivative(op: Unary, x: &[f64], dtype: DType) -> (Vec<f64>, Vec<f64>) {
-        let x = Tensor::from_vec(x.to_vec(), [x.len()]).unwrap().to_dtype(dtype);
+        let x = Tensor::from_vec(x.to_vec(), [x.len()]).unwrap().to_dtype(dtype).unwrap();
         let ones = Tensor::from_vec(vec![1.0f64; x.numel()], x.shape()).unwrap();
         let Outcome { y, dx } = Case::normal("", &[], move |v| op(&v[0])).run(&[x], Some(&ones)).unwrap();
-        let wide = |t: &Tensor| t.to_dtype(DType::F64).to_vec::<f64>().unwrap();
+        let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
         (wide(&y), wide(dx[0].as_ref().unwrap()))
     }
 

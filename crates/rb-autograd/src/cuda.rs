@@ -1,0 +1,65 @@
+//! What the CUDA halves of operations share.
+
+use rb_cuda::{Arg, Gpu, Kernel, Launch, MatrixType, kernel};
+use rb_tensor::{DType, Device, Shape, Tensor};
+
+use crate::{AutogradError, Beta, Result};
+
+const ACCUMULATE: Kernel = kernel!("accumulate");
+
+impl Beta {
+    /// The factor of the old content: 0 or 1.
+    pub fn factor(self) -> f32 {
+        match self {
+            Beta::Overwrite => 0.0,
+            Beta::Accumulate => 1.0,
+        }
+    }
+
+    /// The same as a constant of a kernel.
+    pub fn define(self) -> u8 {
+        u8::from(self == Beta::Accumulate)
+    }
+}
+
+/// An output for a kernel that writes all of it.
+pub fn output(gpu: Gpu, shape: &Shape, dtype: DType) -> Result<Tensor> {
+    Ok(Tensor::uninit(shape.clone(), dtype, Device::Cuda(gpu))?)
+}
+
+/// `dst = beta * dst + src`, element by element, over any mix of f32 and bf16.
+pub fn accumulate(dst: &Tensor, src: &Tensor, beta: Beta) -> Result<()> {
+    let Device::Cuda(gpu) = dst.device() else {
+        return Err(rb_tensor::TensorError::NotOnGpu { op: "accumulate" }.into());
+    };
+    let n = dst.numel();
+    debug_assert_eq!(n, src.numel(), "accumulate: lengths");
+    if n == 0 {
+        return Ok(());
+    }
+    let launch = Launch::for_items(&ACCUMULATE, n, 256)
+        .define("TX", src.dtype().cuda_name())
+        .define("TY", dst.dtype().cuda_name())
+        .define("BETA", beta.define())
+        .arg(src.arg()?)
+        .arg(dst.arg()?)
+        .arg(Arg::I64(n as i64));
+    launch_on(gpu, launch)
+}
+
+/// Enqueues a kernel.
+pub fn launch_on(gpu: Gpu, launch: Launch<'_>) -> Result<()> {
+    gpu.launch(launch).map_err(|e| AutogradError::Tensor(e.into()))
+}
+
+/// The matrix type of an element type.
+///
+/// # Errors
+/// f64 and integers have no product on a GPU.
+pub fn matrix_type(op: &'static str, tensor: &Tensor) -> Result<MatrixType> {
+    match tensor.dtype() {
+        DType::F32 => Ok(MatrixType::F32),
+        DType::BF16 => Ok(MatrixType::Bf16),
+        dtype => Err(AutogradError::Unsupported { op, dtype, device: tensor.device() }),
+    }
+}
