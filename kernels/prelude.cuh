@@ -24,6 +24,36 @@ __device__ __forceinline__ void put(bf16* p, float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     p->bits = bits;
 }
+// Four neighbours at once; p is aligned to four elements.
+__device__ __forceinline__ void load4(const float* p, float (&v)[4]) {
+    const float4 q = *reinterpret_cast<const float4*>(p);
+    v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+}
+__device__ __forceinline__ void load4(const bf16* p, float (&v)[4]) {
+    const uint2 q = *reinterpret_cast<const uint2*>(p);
+    v[0] = __uint_as_float(q.x << 16), v[1] = __uint_as_float(q.x & 0xffff0000u);
+    v[2] = __uint_as_float(q.y << 16), v[3] = __uint_as_float(q.y & 0xffff0000u);
+}
+__device__ __forceinline__ void store4(float* p, const float (&v)[4]) {
+    *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void store4(bf16* p, const float (&v)[4]) {
+    uint2 q;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(q.x) : "f"(v[1]), "f"(v[0]));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(q.y) : "f"(v[3]), "f"(v[2]));
+    *reinterpret_cast<uint2*>(p) = q;
+}
+// V neighbours, V being 1 or 4.
+template <int V, typename E>
+__device__ __forceinline__ void load_n(const E* p, float (&v)[V]) {
+    if constexpr (V == 4) load4(p, v);
+    else v[0] = f(*p);
+}
+template <int V, typename E>
+__device__ __forceinline__ void store_n(E* p, const float (&v)[V]) {
+    if constexpr (V == 4) store4(p, v);
+    else put(p, v[0]);
+}
 // x as an element of type E would hold it.
 template <typename E>
 __device__ __forceinline__ float rounded(float x) {

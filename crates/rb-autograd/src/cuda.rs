@@ -1,5 +1,9 @@
 //! What the CUDA halves of operations share.
 
+mod product;
+
+pub use product::Product;
+
 use rb_cuda::{Arg, Gpu, Kernel, Launch, MatrixType, kernel};
 use rb_tensor::{DType, Device, Shape, Tensor};
 
@@ -62,4 +66,49 @@ pub fn matrix_type(op: &'static str, tensor: &Tensor) -> Result<MatrixType> {
         DType::BF16 => Ok(MatrixType::Bf16),
         dtype => Err(AutogradError::Unsupported { op, dtype, device: tensor.device() }),
     }
+}
+
+const COLUMN_SUM: Kernel = kernel!("column_sum");
+
+/// `dst[c] = beta * dst[c] + sum over rows of src[r, c]`, in two stages where there are many rows.
+pub fn column_sums(
+    gpu: Gpu,
+    src: &Tensor,
+    rows: usize,
+    columns: usize,
+    dst: &Tensor,
+    beta: Beta,
+) -> Result<()> {
+    /// Rows of one block of the first stage.
+    const ROWS: usize = 512;
+    if columns == 0 {
+        return Ok(());
+    }
+    let sum = |src: &Tensor, rows: usize, per_block: usize, dst: &Tensor, beta: Beta| {
+        let grid = [columns.div_ceil(32) as u32, rows.div_ceil(per_block).max(1) as u32, 1];
+        let launch = Launch::new(&COLUMN_SUM, grid, [32, 32, 1])
+            .define("TX", src.dtype().cuda_name())
+            .define("TY", dst.dtype().cuda_name())
+            .define("ROWS", per_block)
+            .define("BETA", beta.define())
+            .arg(src.arg()?)
+            .arg(dst.arg()?)
+            .arg(Arg::I64(rows as i64))
+            .arg(Arg::I64(columns as i64));
+        launch_on(gpu, launch)
+    };
+    // The grid's second dimension takes 65535 blocks: very tall matrices get taller blocks.
+    let per_block = ROWS.max(rows.div_ceil(32768).next_multiple_of(32));
+    let parts = rows.div_ceil(per_block);
+    if parts <= 1 {
+        return sum(src, rows, per_block, dst, beta);
+    }
+    let partial = output(gpu, &[parts, columns].into(), DType::F32)?;
+    sum(src, rows, per_block, &partial, Beta::Overwrite)?;
+    sum(&partial, parts, parts.next_power_of_two().max(32), dst, beta)
+}
+
+/// How many neighbours a kernel may load at once: 4 where rows of `columns` elements stay aligned, else 1.
+pub fn vector_width(columns: usize) -> usize {
+    if columns.is_multiple_of(4) { 4 } else { 1 }
 }

@@ -193,6 +193,11 @@ impl<'t> Var<'t> {
         self.value.dtype()
     }
 
+    /// The device of the value.
+    pub fn device(&self) -> rb_tensor::Device {
+        self.value.device()
+    }
+
     /// The tape this variable is on.
     pub fn tape(&self) -> &'t Tape<'t> {
         self.tape

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rb_tensor::{DType, Rng, Shape, Tensor};
+use rb_tensor::{DType, Device, Rng, Shape, Tensor};
 
 use crate::{AutogradError, GradStore, ParamStore, Result, Tape, Var};
 
@@ -220,6 +220,134 @@ pub fn precision_check(op: &str, case: &Case, seed: u64) -> Result<(), Failure> 
     Ok(())
 }
 
+/// Element types of a comparison with a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePrecision {
+    /// All inputs f32.
+    F32,
+    /// All inputs bf16.
+    Bf16,
+    /// The first input f32, the others bf16: a residual stream. Only operations that allow it.
+    Mixed,
+}
+
+impl fmt::Display for DevicePrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DevicePrecision::F32 => "f32",
+            DevicePrecision::Bf16 => "bf16",
+            DevicePrecision::Mixed => "mixed",
+        })
+    }
+}
+
+/// How far a device was from the truth in f64, beside the host in f32 rounded to the same types.
+#[derive(Clone, Debug)]
+pub struct DeviceError {
+    /// `output` or `gradient i`.
+    pub what: String,
+    /// Root mean square error of the device over that of the truth.
+    pub device: f64,
+    /// The same of the naive run.
+    pub naive: f64,
+    /// What was allowed: twice the naive error and one rounding of the element type.
+    pub budget: f64,
+}
+
+/// Compares a case on a GPU with the host: outputs and all gradients, two runs bit for bit. On a dry run only
+/// shapes, types and the presence of gradients are checked.
+///
+/// # Errors
+/// The first thing that is missing, differs between two runs, or is further from f64 than the budget.
+pub fn device_check(
+    op: &str,
+    case: &Case,
+    gpu: rb_cuda::Gpu,
+    precision: DevicePrecision,
+    seed: u64,
+) -> Result<Vec<DeviceError>, Failure> {
+    let device = Device::Cuda(gpu);
+    let mut rng = Rng::new(seed).fork(op).fork(&case.name);
+    let dtype_of = |i: usize| match precision {
+        DevicePrecision::F32 => DType::F32,
+        DevicePrecision::Mixed if i == 0 => DType::F32,
+        _ => DType::BF16,
+    };
+    let sampled = case.sample(&mut rng)?;
+    let rounded: Vec<Tensor> =
+        sampled.iter().enumerate().map(|(i, t)| t.to_dtype(dtype_of(i))).collect::<rb_tensor::Result<_>>()?;
+    let on_device: Vec<Tensor> =
+        rounded.iter().map(|t| t.to_device(device)).collect::<rb_tensor::Result<_>>()?;
+    let named = |error: Failure| Failure(format!("{op}/{} {precision}: {error}", case.name));
+    let probe = case.run(&on_device, None).map_err(|e| named(e.into()))?;
+    let dy = random(probe.y.shape(), Fill::Normal, &mut rng)?.to_dtype(probe.y.dtype())?;
+    let dy_device = dy.to_device(device)?;
+    let run = || case.run(&on_device, Some(&dy_device)).map_err(|e| named(e.into()));
+    let (got, again) = (run()?, run()?);
+    let wide = case.run(&all_to(&rounded, DType::F64)?, Some(&dy.to_dtype(DType::F64)?))?;
+    let plain = case.run(&all_to(&rounded, DType::F32)?, Some(&dy.to_dtype(DType::F32)?))?;
+    let mut errors = Vec::new();
+    let mut compare = |what: String, got: &Tensor, again: &Tensor, truth: &Tensor, plain: &Tensor| {
+        let fail = |text: String| Err(Failure(format!("{op}/{} {precision}: {what} {text}", case.name)));
+        if got.shape() != truth.shape() {
+            return fail(format!("has shape {}, on the host {}", got.shape(), truth.shape()));
+        }
+        if gpu.is_dry() {
+            return Ok(());
+        }
+        let (got, again) = (got.to_device(Device::Cpu)?, again.to_device(Device::Cpu)?);
+        if got.as_bytes()? != again.as_bytes()? {
+            return fail("differs between two runs".into());
+        }
+        let values = |t: &Tensor| -> rb_tensor::Result<Vec<f64>> { t.to_dtype(DType::F64)?.to_vec() };
+        let (mine, truth) = (values(&got)?, values(truth)?);
+        let naive = values(&plain.to_dtype(got.dtype())?)?;
+        let rms = |x: &[f64]| {
+            let sum: f64 =
+                x.iter().zip(&truth).map(|(a, t)| if a == t { 0.0 } else { (a - t).powi(2) }).sum();
+            (sum / x.len().max(1) as f64).sqrt()
+        };
+        // A NaN or infinity that the truth does not have makes the error NaN, which no budget admits.
+        let scale = (truth.iter().filter(|t| t.is_finite()).map(|t| t * t).sum::<f64>()
+            / truth.len().max(1) as f64)
+            .sqrt()
+            .max(1e-3);
+        let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-9) } else { 2f64.powi(-22) };
+        let (device, naive) = (rms(&mine) / scale, rms(&naive) / scale);
+        let budget = 2.0 * naive + rounding;
+        if !(device <= budget) {
+            let worst = mine.iter().zip(&truth).enumerate().max_by(|(_, a), (_, b)| {
+                let d = |(x, t): (&f64, &f64)| if x.is_finite() { (x - t).abs() } else { f64::INFINITY };
+                d((a.0, a.1)).total_cmp(&d((b.0, b.1)))
+            });
+            let worst =
+                worst.map_or(String::new(), |(i, (m, t))| format!("; worst [{i}]: {m:e}, truth {t:e}"));
+            return fail(format!("is off by {device:.3e}, budget {budget:.3e} (naive {naive:.3e}){worst}"));
+        }
+        errors.push(DeviceError { what, device, naive, budget });
+        Ok(())
+    };
+    compare("output".into(), &got.y, &again.y, &wide.y, &plain.y)?;
+    for i in 0..wide.dx.len() {
+        let what = format!("gradient {i}");
+        match (&got.dx[i], &again.dx[i], &wide.dx[i], &plain.dx[i]) {
+            (Some(g), Some(a), Some(w), Some(p)) => compare(what, g, a, w, p)?,
+            (None, _, None, _) => {}
+            _ => return Err(Failure(format!("{op}/{} {precision}: {what} is missing", case.name))),
+        }
+    }
+    Ok(errors)
+}
+
+/// The precisions in which an operation of the registry is compared with a GPU.
+pub fn device_precisions(op: &str) -> &'static [DevicePrecision] {
+    use DevicePrecision::{Bf16, F32, Mixed};
+    match op {
+        "add" | "rms_norm" => &[F32, Bf16, Mixed],
+        _ => &[F32, Bf16],
+    }
+}
+
 /// Runs both checks on every case of one operation of the registry: the body of each file's `gradcheck` test.
 ///
 /// # Errors
@@ -235,4 +363,24 @@ pub fn check_op(name: &str) -> Result<(), Failure> {
         precision_check(name, case, 1)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_runs_on_a_dry_gpu() {
+        let gpu = rb_cuda::Gpu::dry((9, 0), &rb_cuda::GpuOptions::default());
+        let mut failures = Vec::new();
+        for entry in crate::ops::REGISTRY {
+            for case in (entry.cases)() {
+                for &precision in device_precisions(entry.name) {
+                    failures.extend(device_check(entry.name, &case, gpu, precision, 3).err().map(|e| e.0));
+                }
+            }
+        }
+        assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+        assert_eq!(gpu.memory().in_use, 0, "everything is given back");
+    }
 }

@@ -41,7 +41,7 @@ pub struct Unit {
 impl Unit {
     /// The whole translation unit.
     pub fn text(&self) -> String {
-        format!("{}{PRELUDE}\n#line 1 \"{}.cu\"\n{}", self.defines, self.name, self.source)
+        format!("{PRELUDE}\n{}#line 1 \"{}.cu\"\n{}", self.defines, self.name, self.source)
     }
 }
 

@@ -5,22 +5,40 @@
 //! - **Dtypes** `weight` any float type, `ids` i32.
 //! - **Backward** `dweight[v] = sum(dy[i])` over all `i` with `ids[i] = v`, in order of `i`: no atomics.
 //! - **Saves** `ids` (shared).
+//! - **Kernels** `embedding_fwd`, `embedding_bwd`.
 //! - **Errors** `IndexOutOfRange` for an id outside `0..num_embeddings`; `ShapeError` if `weight` is not `[V, C]`
 //!   with `V >= num_embeddings`; `DType` if `ids` is not i32.
 //! - **Source** PyTorch `torch.nn.functional.embedding`.
 
 use rayon::prelude::*;
-use rb_tensor::{DType, Shape, ShapeError, Tensor};
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
-use crate::host;
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{AutogradError, Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// The rows `ids` of `weight`, of whose rows the first `num_embeddings` may be read (the rest is padding).
 pub fn embedding<'t>(weight: &Var<'t>, ids: &Tensor, num_embeddings: usize) -> Result<Var<'t>> {
+    embedding_as(weight, ids, num_embeddings, weight.dtype())
+}
+
+/// As [`embedding`], with vectors in element type `dtype`: on a GPU an fp32 residual stream may start at a bf16
+/// table. On the host it must be the table's type.
+///
+/// Ids in host memory are checked here; ids on a GPU were checked where they were made, and one that is out of
+/// range all the same gives NaN.
+pub fn embedding_as<'t>(
+    weight: &Var<'t>,
+    ids: &Tensor,
+    num_embeddings: usize,
+    dtype: DType,
+) -> Result<Var<'t>> {
     ids.expect_dtype(Embedding::NAME, "ids", DType::I32)?;
-    check_indices(Embedding::NAME, "ids", ids.as_slice::<i32>()?, num_embeddings)?;
-    apply(Embedding { ids: ids.clone(), num_embeddings }, &[weight])
+    if ids.device() == Device::Cpu {
+        check_indices(Embedding::NAME, "ids", ids.as_slice::<i32>()?, num_embeddings)?;
+    }
+    apply(Embedding { ids: ids.clone(), num_embeddings, dtype }, &[weight])
 }
 
 /// Checks that every index is in `0..bound`.
@@ -37,6 +55,7 @@ fn check_indices(op: &'static str, argument: &'static str, ids: &[i32], bound: u
 struct Embedding {
     ids: Tensor,
     num_embeddings: usize,
+    dtype: DType,
 }
 
 saved!(
@@ -92,7 +111,58 @@ impl Op for Embedding {
             });
         })
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, EmbeddingSaved)> {
+        let weight = &inputs[0];
+        let ids = self.ids.to_device(Device::Cuda(gpu))?;
+        let y = cuda::output(gpu, out, self.dtype)?;
+        let vector = cuda::vector_width(out.last());
+        let items = out.numel() / vector;
+        if items > 0 {
+            let launch = Launch::for_items(&EMBEDDING_FWD, items, 256)
+                .define("TW", weight.dtype().cuda_name())
+                .define("TY", y.dtype().cuda_name())
+                .define("C", out.last())
+                .define("VEC", vector)
+                .arg(weight.arg()?)
+                .arg(ids.arg()?)
+                .arg(y.arg()?)
+                .arg(Arg::I64(items as i64))
+                .arg(Arg::I32(self.num_embeddings as i32));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, EmbeddingSaved { ids }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: EmbeddingSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let c = dy.shape().last();
+        grads.write_cuda(gpu, 0, |dw, beta| {
+            if dw.numel() == 0 {
+                return Ok(());
+            }
+            let grid = [dw.shape()[0] as u32, c.div_ceil(1024) as u32, 1];
+            let launch = Launch::new(&EMBEDDING_BWD, grid, [256, 1, 1])
+                .define("TW", dw.dtype().cuda_name())
+                .define("TY", dy.dtype().cuda_name())
+                .define("C", c)
+                .define("BETA", beta.define())
+                .arg(saved.ids.arg()?)
+                .arg(dy.arg()?)
+                .arg(dw.arg()?)
+                .arg(Arg::I64(saved.ids.numel() as i64));
+            cuda::launch_on(gpu, launch)
+        })
+    }
 }
+
+const EMBEDDING_FWD: Kernel = kernel!("embedding_fwd");
+const EMBEDDING_BWD: Kernel = kernel!("embedding_bwd");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
@@ -114,7 +184,7 @@ mod tests {
 
     #[test]
     fn shape_rule() {
-        let op = Embedding { ids: Tensor::from_vec(vec![0i32; 6], [2, 3]).unwrap(), num_embeddings: 4 };
+        let op = Embedding { ids: Tensor::from_vec(vec![0i32; 6], [2, 3]).unwrap(), num_embeddings: 4, dtype: DType::F32 };
         assert_eq!(op.out_shape(&[&[4, 5].into()]).unwrap().dims(), &[2, 3, 5]);
         let message = op.out_shape(&[&[3, 5].into()]).unwrap_err().to_string();
         assert_eq!(message, "embedding: weight has shape [3, 5], expected [V, C] with V at least 4");

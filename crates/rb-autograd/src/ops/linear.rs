@@ -5,14 +5,17 @@
 //! - **Dtypes** all of one float type.
 //! - **Backward** `dx = dy weight`, `dweight = dy^T x`, `dbias = sum(dy)` over rows.
 //! - **Saves** `x` and `weight` (both shared).
+//! - **Kernels** cuBLASLt; `add_bias`, `column_sum` where there is a bias.
 //! - **Errors** `ShapeError` if `weight` is not `[N, K]` or `bias` not `[N]`.
 //! - **Source** PyTorch `torch.nn.functional.linear`.
 
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_tensor::{Shape, ShapeError, Tensor};
 
+use crate::cuda::{self, Product};
 use crate::host::{self, Mat, MatMut};
 use crate::testing::Case;
-use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// `x weight^T + bias`, with `weight [out, in]` as PyTorch stores it.
 pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
@@ -52,7 +55,7 @@ impl Op for Linear {
         let (n, k, m) = (weight.shape()[0], weight.shape()[1], out.rows());
         let mut y = vec![T::ZERO; out.numel()];
         let w = Mat::new(weight.as_slice::<T>()?, n, k);
-        host::matmul(Mat::new(x.as_slice::<T>()?, m, k), w.t(), MatMut::new(&mut y, m, n), crate::Beta::Overwrite);
+        host::matmul(Mat::new(x.as_slice::<T>()?, m, k), w.t(), MatMut::new(&mut y, m, n), Beta::Overwrite);
         if let Some(bias) = inputs.get(2) {
             let bias = bias.as_slice::<T>()?;
             host::par_rows(&mut y, n, |_, row| row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b));
@@ -78,7 +81,45 @@ impl Op for Linear {
         }
         Ok(())
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, LinearSaved)> {
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let (n, k, m) = (weight.shape()[0], weight.shape()[1], out.rows());
+        let y = cuda::output(gpu, out, x.dtype())?;
+        Product::new(m, n, k).b_transposed().run(gpu, x, weight, &y, Beta::Overwrite)?;
+        if let Some(bias) = inputs.get(2)
+            && out.numel() > 0
+        {
+            let launch = Launch::for_items(&ADD_BIAS, out.numel(), 256)
+                .define("T", y.dtype().cuda_name())
+                .define("TB", bias.dtype().cuda_name())
+                .define("C", n)
+                .arg(bias.arg()?)
+                .arg(y.arg()?)
+                .arg(Arg::I64(out.numel() as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, LinearSaved { x: x.clone(), weight: weight.clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: LinearSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let LinearSaved { x, weight } = &saved;
+        let (n, k, m) = (weight.shape()[0], weight.shape()[1], dy.shape().rows());
+        grads.write_cuda(gpu, 0, |dx, beta| Product::new(m, k, n).run(gpu, &dy, weight, dx, beta))?;
+        grads.write_cuda(gpu, 1, |dw, beta| {
+            Product::new(n, k, m).a_transposed().run(gpu, &dy, x, dw, beta)
+        })?;
+        grads.write_cuda(gpu, 2, |db, beta| cuda::column_sums(gpu, &dy, m, n, db, beta))
+    }
 }
+
+const ADD_BIAS: Kernel = kernel!("add_bias");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -6,12 +6,15 @@
 //! - **Backward** `da = dy b^T`, `db = a^T dy`; each summed over the axes along which its input was
 //!   broadcast.
 //! - **Saves** `a` and `b` (shared).
+//! - **Kernels** cuBLASLt, one strided batch where neighbours allow.
 //! - **Errors** `ShapeError` for fewer than two axes, inner sizes that differ, or batch axes that do not
 //!   broadcast.
 //! - **Source** PyTorch `torch.matmul`, which also takes vectors.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, ShapeError, Tensor, rules};
 
+use crate::cuda::{self, Product};
 use crate::host::{self, Mat, MatMut};
 use crate::testing::Case;
 use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
@@ -85,6 +88,42 @@ impl Op for Matmul {
             grads.write::<T>(1, |db, beta| products(db, (plan.k, plan.n), &terms, plan.m, beta))?;
         }
         Ok(())
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, MatmulSaved)> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        let plan = Plan::new(a.shape(), b.shape(), out);
+        let y = cuda::output(gpu, out, a.dtype())?;
+        let terms: Vec<Vec<_>> = plan.pairs.iter().map(|&pair| vec![pair]).collect();
+        let product = Product::new(plan.m, plan.n, plan.k);
+        product.run_terms(gpu, (a, plan.m * plan.k), (b, plan.k * plan.n), &y, &terms, Beta::Overwrite)?;
+        Ok((y, MatmulSaved { a: a.clone(), b: b.clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: MatmulSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let MatmulSaved { a, b } = &saved;
+        let plan = Plan::new(a.shape(), b.shape(), dy.shape());
+        let (size_a, size_b, size_y) = (plan.m * plan.k, plan.k * plan.n, plan.m * plan.n);
+        let mut terms_a = vec![Vec::new(); plan.batch_a];
+        let mut terms_b = vec![Vec::new(); plan.batch_b];
+        for (c, &(i, j)) in plan.pairs.iter().enumerate() {
+            terms_a[i].push((c, j));
+            terms_b[j].push((i, c));
+        }
+        grads.write_cuda(gpu, 0, |da, beta| {
+            let product = Product::new(plan.m, plan.k, plan.n).b_transposed();
+            product.run_terms(gpu, (&dy, size_y), (b, size_b), da, &terms_a, beta)
+        })?;
+        grads.write_cuda(gpu, 1, |db, beta| {
+            let product = Product::new(plan.k, plan.n, plan.m).a_transposed();
+            product.run_terms(gpu, (a, size_a), (&dy, size_y), db, &terms_b, beta)
+        })
     }
 }
 

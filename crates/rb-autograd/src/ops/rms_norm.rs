@@ -6,14 +6,17 @@
 //! - **Backward** with `g = dy*weight`, `xhat = x*rstd`: `dx = rstd*(g - xhat*mean(g*xhat))`,
 //!   `dweight = sum(dy*xhat)` over rows.
 //! - **Saves** `x` and `weight` (shared), `rstd [..]`.
+//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum`; on a GPU `y` has the type of `weight`, so `x` may be
+//!   an fp32 residual stream beside bf16 weights.
 //! - **Errors** `ShapeError` if `weight` is not `[C]` or `C` is 0.
 //! - **Source** arXiv:1910.07467; `LlamaRMSNorm` of transformers.
 
-use rb_tensor::{Shape, ShapeError, Tensor};
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_tensor::{DType, Shape, ShapeError, Tensor};
 
-use crate::host;
+use crate::{cuda, host};
 use crate::testing::Case;
-use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// RMS norm of each row of `x`, scaled by `weight`.
 pub fn rms_norm<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64) -> Result<Var<'t>> {
@@ -30,6 +33,7 @@ saved!(
 
 impl Op for RmsNorm {
     const NAME: &'static str = "rms_norm";
+    const MIXED_DTYPES: bool = true;
     type Saved = RmsNormSaved;
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
@@ -90,6 +94,95 @@ impl Op for RmsNorm {
         }
         Ok(())
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RmsNormSaved)> {
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let y = cuda::output(gpu, out, weight.dtype())?;
+        let rstd = cuda::output(gpu, &[out.rows()].into(), DType::F32)?;
+        if out.numel() > 0 {
+            let launch = launch(&RMS_NORM_FWD, x, weight, out.rows(), usize::MAX)?
+                .arg(x.arg()?)
+                .arg(weight.arg()?)
+                .arg(y.arg()?)
+                .arg(rstd.arg()?)
+                .arg(Arg::I64(out.rows() as i64))
+                .arg(Arg::F32(self.eps as f32));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, RmsNormSaved { x: x.clone(), weight: weight.clone(), rstd }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: RmsNormSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let RmsNormSaved { x, weight, rstd } = &saved;
+        let (rows, c) = (dy.shape().rows(), dy.shape().last());
+        let want_weight = grads.wanted(1);
+        let blocks = rows.div_ceil(rows_per_block(c)).min(MAX_BLOCKS);
+        let partial = cuda::output(gpu, &[if want_weight { blocks } else { 0 }, c].into(), DType::F32)?;
+        let run = |dx: Option<&Tensor>, beta: Beta| -> Result<()> {
+            if dy.numel() == 0 {
+                return Ok(());
+            }
+            let launch = launch(&RMS_NORM_BWD, x, weight, rows, MAX_BLOCKS)?
+                .define("BETA", beta.define())
+                .define("WANT_X", u8::from(dx.is_some()))
+                .define("WANT_W", u8::from(want_weight))
+                .arg(x.arg()?)
+                .arg(weight.arg()?)
+                .arg(dy.arg()?)
+                .arg(rstd.arg()?)
+                .arg(dx.map_or(Ok(Arg::Null), Tensor::arg)?)
+                .arg(if want_weight { partial.arg()? } else { Arg::Null })
+                .arg(Arg::I64(rows as i64));
+            cuda::launch_on(gpu, launch)
+        };
+        if grads.wanted(0) {
+            grads.write_cuda(gpu, 0, |dx, beta| run(Some(dx), beta))?;
+        } else {
+            run(None, Beta::Overwrite)?;
+        }
+        grads.write_cuda(gpu, 1, |dw, beta| cuda::column_sums(gpu, &partial, blocks, c, dw, beta))
+    }
+}
+
+const RMS_NORM_FWD: Kernel = kernel!("rms_norm_fwd");
+const RMS_NORM_BWD: Kernel = kernel!("rms_norm_bwd");
+
+/// Blocks of the backward kernel: enough for any card of today, few enough that partial sums stay small.
+const MAX_BLOCKS: usize = 256;
+
+/// A warp a row up to 1024 columns, whose partial sums fit in shared memory; a block a row above.
+fn rows_per_block(columns: usize) -> usize {
+    if columns <= 1024 { 8 } else { 1 }
+}
+
+fn launch<'a>(
+    kernel: &Kernel,
+    x: &Tensor,
+    weight: &Tensor,
+    rows: usize,
+    max_blocks: usize,
+) -> Result<Launch<'a>> {
+    /// Columns whose values still fit in the registers of a block.
+    const MAX_COLUMNS: usize = 16384;
+    let c = weight.numel();
+    if c > MAX_COLUMNS {
+        let expected = format!("at most {MAX_COLUMNS} columns on a GPU");
+        return Err(ShapeError::new(RmsNorm::NAME, "x", x.shape(), expected).into());
+    }
+    let per_block = rows_per_block(c);
+    let blocks = rows.div_ceil(per_block).min(max_blocks);
+    Ok(Launch::new(kernel, [blocks as u32, 1, 1], [256, 1, 1])
+        .define("TX", x.dtype().cuda_name())
+        .define("TW", weight.dtype().cuda_name())
+        .define("C", c)
+        .define("V", cuda::vector_width(c))
+        .define("GROUP", 256 / per_block))
 }
 
 /// Cases for gradient checks and device comparisons.
