@@ -10,6 +10,7 @@
 //! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
 
+mod check;
 mod compile;
 mod cublaslt;
 mod discover;
@@ -24,6 +25,7 @@ mod memory;
 mod nvrtc;
 mod products;
 
+pub use check::SelfCheck;
 pub use compile::{Compiled, Compiler};
 pub use discover::{Component, Found, discover, probe};
 pub use error::{CudaError, Result};

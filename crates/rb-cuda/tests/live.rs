@@ -34,10 +34,7 @@ fn to_bf16(values: &[f32]) -> Vec<u8> {
 }
 
 fn from_bf16(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .chunks_exact(2)
-        .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
-        .collect()
+    bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
 }
 
 const AXPY: Kernel = Kernel {
@@ -210,7 +207,10 @@ fn compare(gpu: Gpu, spec: &Matmul, offset: usize) {
         MatrixType::Bf16 => (from_bf16(&back), 1.0 / 256.0),
     };
     for (i, (x, y)) in found.iter().zip(&c).enumerate() {
-        assert!((x - y).abs() <= tolerance * y.abs().max(1.0), "{spec}, offset {offset}, at {i}: {x}, not {y}");
+        assert!(
+            (x - y).abs() <= tolerance * y.abs().max(1.0),
+            "{spec}, offset {offset}, at {i}: {x}, not {y}"
+        );
     }
 }
 
@@ -243,13 +243,8 @@ fn products_agree_with_the_host() {
                 for offset in [0, 1, 8] {
                     compare(gpu, &spec, offset);
                 }
-                let padded = Matmul {
-                    batch: 3,
-                    stride_a: m * k + 1,
-                    stride_b: k * n,
-                    stride_c: m * n + 2,
-                    ..spec
-                };
+                let padded =
+                    Matmul { batch: 3, stride_a: m * k + 1, stride_b: k * n, stride_c: m * n + 2, ..spec };
                 compare(gpu, &padded, 0);
             }
         }
