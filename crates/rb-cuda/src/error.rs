@@ -68,6 +68,14 @@ pub enum CudaError {
         /// Settings that would help.
         remedy: String,
     },
+    /// The card computed something else than the host.
+    #[error("{what} gives a wrong result: {detail}")]
+    Wrong {
+        /// What was run.
+        what: &'static str,
+        /// Where it differs.
+        detail: String,
+    },
     /// A launch or product whose sizes no kernel or library call can take.
     #[error("{what}: {reason}")]
     Unsupported {

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::cublaslt::WORKSPACE_BYTES;
 use crate::kernel::{Arg, Launch, Unit};
-use crate::matmul::Matmul;
+use crate::library::LibraryInfo;
+use crate::matmul::{Matmul, MatmulKey};
 use crate::memory::{MemoryStats, Pool, Segments};
+use crate::products::Tuning;
 use crate::{CudaError, Result};
 
 /// What is known of a card.
@@ -51,12 +54,42 @@ pub(crate) trait Backend: Segments + Send + Sync {
     fn upload(&self, pointer: u64, source: &[u8]) -> Result<()>;
     fn download(&self, pointer: u64, target: &mut [u8]) -> Result<()>;
     fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()>;
-    fn launch(&self, gpu: &Gpu, launch: &Launch<'_>) -> Result<()>;
-    fn matmul(&self, gpu: &Gpu, spec: &Matmul, a: u64, b: u64, c: u64) -> Result<()>;
+    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+    /// `C`, the last of the pointers, from `A` and `B`; the workspace has [`WORKSPACE_BYTES`].
+    fn matmul(&self, spec: &Matmul, pointers: [u64; 3], workspace: u64) -> Result<()>;
     fn synchronize(&self) -> Result<()>;
+    /// Milliseconds of device time of what `work` enqueues.
+    fn elapsed_ms(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        work()?;
+        Ok(0.0)
+    }
+    /// Free and total bytes of the card.
+    fn memory_info(&self) -> Result<(usize, usize)>;
+    fn prepare(&self, units: &[Unit]) -> Result<PrepareStats>;
+    fn libraries(&self) -> Vec<LibraryInfo> {
+        Vec::new()
+    }
+    /// Finds the fastest algorithm of each product.
+    fn tune(&self, gpu: &Gpu, specs: &[Matmul]) -> Result<Vec<Tuning>> {
+        let _ = (gpu, specs);
+        Ok(Vec::new())
+    }
     fn is_dry(&self) -> bool {
         false
     }
+}
+
+/// What [`Gpu::prepare`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PrepareStats {
+    /// Kernels compiled by NVRTC.
+    pub compiled: usize,
+    /// Kernels taken from the cache on disk.
+    pub cached: usize,
+    /// Kernels that were loaded before.
+    pub loaded: usize,
+    /// Time of all of it, in milliseconds.
+    pub milliseconds: f64,
 }
 
 struct Inner {
@@ -68,6 +101,9 @@ struct Inner {
     launches: Mutex<BTreeMap<&'static str, u64>>,
     /// Distinct kernels with constants that were launched, and distinct products.
     units: Mutex<BTreeMap<Unit, u64>>,
+    matmuls: Mutex<BTreeMap<MatmulKey, Matmul>>,
+    /// Scratch memory of products, taken with the first.
+    workspace: Mutex<Option<Buffer>>,
     /// Who is said to hold what is allocated now.
     holder: Mutex<&'static str>,
 }
@@ -97,7 +133,7 @@ impl fmt::Display for Gpu {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The books hold no invariant that a panicking holder could break half-way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -112,6 +148,8 @@ impl Gpu {
             pool: Mutex::new(Pool::new(budget)),
             launches: Mutex::default(),
             units: Mutex::default(),
+            matmuls: Mutex::default(),
+            workspace: Mutex::default(),
             holder: Mutex::new("activations"),
         })))
     }
@@ -246,7 +284,47 @@ impl Gpu {
         }
         self.count(launch.unit.name);
         *lock(&self.0.units).entry(launch.unit.clone()).or_default() += 1;
-        self.0.backend.launch(self, &launch)
+        self.0.backend.launch(&launch)
+    }
+
+    /// Compiles all kernels that are not loaded yet, in parallel, and loads them: the start of a run takes as
+    /// long as its slowest kernel. Without this each is compiled by its first launch.
+    ///
+    /// # Errors
+    /// A kernel that does not compile, a driver error.
+    pub fn prepare(&self, units: &[Unit]) -> Result<PrepareStats> {
+        self.0.backend.prepare(units)
+    }
+
+    /// Times the algorithms of each product on random data and uses the fastest from then on, in later
+    /// processes too: the choice is kept on disk by card, driver and library. Products that were tuned before
+    /// cost nothing. An untuned product takes the library's own first guess.
+    ///
+    /// Only algorithms that sum in fp32 and in a fixed order take part. Nothing happens on a dry run.
+    ///
+    /// # Errors
+    /// A driver error. A product whose matrices do not fit in memory is left untuned.
+    pub fn tune(&self, specs: &[Matmul]) -> Result<Vec<Tuning>> {
+        self.0.backend.tune(self, specs)
+    }
+
+    /// Milliseconds of device time that the work enqueued by `work` takes; 0 on a dry run. Waits for its end.
+    ///
+    /// # Errors
+    /// Those of `work`, a driver error.
+    pub fn elapsed_ms(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let mut work = Some(work);
+        self.0.backend.elapsed_ms(&mut || work.take().map_or(Ok(()), |work| work()))
+    }
+
+    /// Free and total bytes of the card, as the driver counts them: other processes take part.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.0.backend.memory_info()
+    }
+
+    /// The libraries in use; none on a dry run.
+    pub fn libraries(&self) -> Vec<LibraryInfo> {
+        self.0.backend.libraries()
     }
 
     /// Waits until all work is done; reports errors of kernels that ran before.
@@ -271,6 +349,26 @@ impl Gpu {
     /// How often each kernel was launched; products count as `matmul`.
     pub fn launches(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0.launches).clone()
+    }
+
+    pub(crate) fn note_matmul(&self, spec: &Matmul) {
+        lock(&self.0.matmuls).entry(spec.key()).or_insert(*spec);
+    }
+
+    /// Every product asked for so far. Products that differ only in their factors are one, except that `beta`
+    /// of 0 is apart.
+    pub fn matmuls(&self) -> Vec<Matmul> {
+        lock(&self.0.matmuls).values().copied().collect()
+    }
+
+    /// Scratch memory of products, [`WORKSPACE_BYTES`] of it.
+    pub(crate) fn workspace(&self) -> Result<u64> {
+        let mut workspace = lock(&self.0.workspace);
+        if let Some(buffer) = workspace.as_ref() {
+            return Ok(buffer.start);
+        }
+        let buffer = self.alloc_for(WORKSPACE_BYTES, "workspace")?;
+        Ok(workspace.insert(buffer).start)
     }
 
     /// Every kernel launched so far, with its constants.
@@ -314,7 +412,7 @@ impl Buffer {
         self.start + offset as u64
     }
 
-    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+    pub(crate) fn check(&self, offset: usize, bytes: usize) -> Result<()> {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.bytes) {
             return Ok(());
         }
@@ -374,11 +472,17 @@ impl Backend for Dry {
     fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
-    fn launch(&self, _: &Gpu, _: &Launch<'_>) -> Result<()> {
+    fn launch(&self, _: &Launch<'_>) -> Result<()> {
         Ok(())
     }
-    fn matmul(&self, _: &Gpu, _: &Matmul, _: u64, _: u64, _: u64) -> Result<()> {
+    fn matmul(&self, _: &Matmul, _: [u64; 3], _: u64) -> Result<()> {
         Ok(())
+    }
+    fn memory_info(&self) -> Result<(usize, usize)> {
+        Ok((0, 0))
+    }
+    fn prepare(&self, _: &[Unit]) -> Result<PrepareStats> {
+        Ok(PrepareStats::default())
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())

@@ -88,6 +88,11 @@ impl<'a> Launch<'a> {
         Launch::new(kernel, [blocks, 1, 1], [threads, 1, 1])
     }
 
+    /// What is compiled for this launch.
+    pub fn unit(&self) -> &Unit {
+        &self.unit
+    }
+
     /// A compile-time constant.
     pub fn define(mut self, name: &str, value: impl Display) -> Self {
         // Writing to a string cannot fail.

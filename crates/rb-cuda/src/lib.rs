@@ -7,18 +7,31 @@
 //! | a kernel source | [`Kernel`] | `kernels/NAME.cu`, embedded; compiled by NVRTC on first launch |
 //! | a launch | [`Launch`] | constants, grid, typed arguments |
 //! | a product | [`Matmul`] | cuBLASLt, row-major terms |
+//! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
 
+mod check;
+mod compile;
+mod cublaslt;
 mod discover;
+mod driver;
 mod error;
 mod gpu;
 mod kernel;
+mod library;
+mod live;
 mod matmul;
 mod memory;
+mod nvrtc;
+mod products;
 
+pub use check::SelfCheck;
+pub use compile::{Compiled, Compiler};
 pub use discover::{Component, Found, discover, probe};
 pub use error::{CudaError, Result};
-pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding};
+pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats};
 pub use kernel::{Arg, Kernel, Launch, Unit};
+pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};
 pub use memory::MemoryStats;
+pub use products::Tuning;

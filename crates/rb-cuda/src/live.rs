@@ -1,0 +1,366 @@
+//! A real card: one context, one stream, all work in its order.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUstream_flags};
+
+use crate::compile::{Compiler, in_parallel};
+use crate::cublaslt::CublasLt;
+use crate::discover::Search;
+use crate::driver::{Driver, Handle};
+use crate::gpu::{Backend, PrepareStats, lock};
+use crate::kernel::{Arg, Launch, Unit};
+use crate::library::{LibraryInfo, call};
+use crate::matmul::Matmul;
+use crate::memory::Segments;
+use crate::products::{Products, Tuning};
+use crate::{CudaError, Gpu, GpuOptions, Result};
+
+/// Dynamic shared memory that a kernel may have without asking.
+const PLAIN_SHARED_BYTES: u32 = 48 << 10;
+const OUT_OF_MEMORY: c_int = cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
+
+impl Gpu {
+    /// Opens a card by its number among those that the driver shows, with NVRTC and cuBLASLt.
+    ///
+    /// # Errors
+    /// [`CudaError::Missing`] without the driver or a library, [`CudaError::NoGpu`] where the driver shows no
+    /// such card or one older than compute capability 8.0, [`CudaError::Call`] where opening fails.
+    pub fn open(ordinal: usize, options: &GpuOptions) -> Result<Gpu> {
+        let search = Search::of_this_machine();
+        let driver = Driver::open(&search)?;
+        let device = driver.device(ordinal)?;
+        let info = driver.info(ordinal, device)?;
+        if info.capability < (8, 0) {
+            return Err(CudaError::NoGpu {
+                reason: format!(
+                    "{} has compute capability {}.{}",
+                    info.name, info.capability.0, info.capability.1
+                ),
+                remedy: "cards from compute capability 8.0 (Ampere, RTX 30) on are supported",
+            });
+        }
+        let compiler = Compiler::open(&search, Some(driver.version.0))?;
+        let mut context = Handle::NULL;
+        // SAFETY: the argument points to a handle that lives through the call; the device exists.
+        unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, device)) }?;
+        // SAFETY: the context was just retained and is never released.
+        unsafe { call!(driver, cuCtxSetCurrent(context)) }?;
+        let mut stream = Handle::NULL;
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the argument points to a handle that lives through the call; a context is current.
+        unsafe { call!(driver, cuStreamCreate(&mut stream, flags)) }?;
+        let lt = CublasLt::open(&search, &driver)?;
+        let uses_host_pages = driver.attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        )? != 0;
+        let products = Products::new(lt, &info.name, &driver.library().version);
+        let arch = info.arch();
+        let shared_limit = info.shared_bytes_per_block;
+        let live = Live {
+            driver,
+            context,
+            stream,
+            compiler,
+            products,
+            arch,
+            shared_limit,
+            uses_host_pages,
+            loaded: Mutex::default(),
+        };
+        let (free, _) = live.memory_info()?;
+        let budget_bytes = Some(options.budget_bytes.unwrap_or(free));
+        Ok(Gpu::with_backend(info, Box::new(live), &GpuOptions { budget_bytes, ..options.clone() }))
+    }
+
+    /// How many cards the driver shows.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`] without a driver or a card.
+    pub fn count_devices() -> Result<usize> {
+        Driver::open(&Search::of_this_machine())?.device_count()
+    }
+}
+
+/// A kernel in the card's memory.
+#[derive(Clone, Copy)]
+struct Loaded {
+    function: Handle,
+    /// Dynamic shared memory that it may have so far.
+    shared_bytes: u32,
+}
+
+struct Live {
+    driver: Driver,
+    context: Handle,
+    stream: Handle,
+    compiler: Compiler,
+    products: Products,
+    arch: String,
+    shared_limit: usize,
+    /// Whether copies from pageable memory may read it after the call returns.
+    uses_host_pages: bool,
+    loaded: Mutex<BTreeMap<Unit, Loaded>>,
+}
+
+impl Live {
+    /// Makes the context current on this thread: every call of the driver needs it.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context was retained when the card was opened and is never released.
+        unsafe { call!(self.driver, cuCtxSetCurrent(self.context)) }
+    }
+
+    fn load(&self, unit: &Unit, code: &[u8]) -> Result<Loaded> {
+        let (mut module, mut function) = (Handle::NULL, Handle::NULL);
+        // SAFETY: the image is a whole CUBIN, or PTX with its zero byte, checked by the cache's checksum or
+        // fresh from NVRTC; the driver copies it. The module is never unloaded, so its function stays.
+        unsafe { call!(self.driver, cuModuleLoadData(&mut module, code.as_ptr().cast())) }?;
+        let name = CString::new(unit.name).map_err(|_| CudaError::Unsupported {
+            what: format!("kernel {}", unit.name),
+            reason: "its name holds a zero byte".into(),
+        })?;
+        // SAFETY: the module is loaded and the name is zero-terminated.
+        unsafe { call!(self.driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
+        Ok(Loaded { function, shared_bytes: PLAIN_SHARED_BYTES })
+    }
+
+    /// The function of a launch, allowed its shared memory.
+    fn function(&self, launch: &Launch<'_>) -> Result<Handle> {
+        let mut loaded = lock(&self.loaded);
+        let entry = match loaded.get_mut(&launch.unit) {
+            Some(entry) => entry,
+            None => {
+                let compiled = self.compiler.compile(&launch.unit, &self.arch)?;
+                let fresh = self.load(&launch.unit, &compiled.code)?;
+                loaded.entry(launch.unit.clone()).or_insert(fresh)
+            }
+        };
+        if launch.shared_bytes > entry.shared_bytes {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
+            let bytes = launch.shared_bytes as c_int;
+            // SAFETY: the function is loaded and the context is current; the driver checks the size.
+            let status = unsafe { call!(self.driver, cuFuncSetAttribute(entry.function, attribute, bytes)) };
+            status.map_err(|_| CudaError::Unsupported {
+                what: format!("kernel {}", launch.unit.name),
+                reason: format!(
+                    "{bytes} bytes of dynamic shared memory beside what it declares, the card has {}",
+                    self.shared_limit
+                ),
+            })?;
+            entry.shared_bytes = launch.shared_bytes;
+        }
+        Ok(entry.function)
+    }
+
+    /// Names the last kernel in an error of a library.
+    fn name_kernel(&self, error: CudaError) -> CudaError {
+        match error {
+            CudaError::Call { call, status, .. } => self.driver.error(call, status),
+            other => other,
+        }
+    }
+}
+
+impl Segments for Live {
+    fn allocate(&self, bytes: usize) -> Option<u64> {
+        let mut pointer = 0u64;
+        if let Err(error) = self.enter() {
+            tracing::error!("{error}");
+            return None;
+        }
+        // SAFETY: the argument points to an address that lives through the call; the context is current.
+        let status = unsafe { (self.driver.api.cuMemAlloc_v2)(&mut pointer, bytes) };
+        if status != 0 && status != OUT_OF_MEMORY {
+            // Memory is not what is short: say what is, before the error about memory that follows.
+            if let Err(error) = self.driver.check("cuMemAlloc_v2", status) {
+                tracing::error!("{error}");
+            }
+        }
+        (status == 0).then_some(pointer)
+    }
+}
+
+impl Backend for Live {
+    fn memset(&self, pointer: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the range lies in a live block of this device: `Gpu` checks it.
+        unsafe { call!(self.driver, cuMemsetD8Async(pointer, byte, bytes, self.stream)) }
+    }
+
+    fn upload(&self, pointer: u64, source: &[u8]) -> Result<()> {
+        self.enter()?;
+        let from: *const c_void = source.as_ptr().cast();
+        // SAFETY: the range lies in a live block of this device: `Gpu` checks it. The source is pageable host
+        // memory, which the driver copies to a buffer of its own before it returns, so the source may change;
+        // the card that reads host pages itself is waited for below.
+        unsafe { call!(self.driver, cuMemcpyHtoDAsync_v2(pointer, from, source.len(), self.stream)) }?;
+        if self.uses_host_pages { self.synchronize() } else { Ok(()) }
+    }
+
+    fn download(&self, pointer: u64, target: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        let to: *mut c_void = target.as_mut_ptr().cast();
+        // SAFETY: the range lies in a live block of this device: `Gpu` checks it. The target is borrowed until
+        // the copy is done, which is waited for below.
+        let copied =
+            unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, target.len(), self.stream)) };
+        // Even after an error nothing may write to the target once it is given back.
+        let waited = self.synchronize();
+        copied.and(waited)
+    }
+
+    fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: both ranges lie in live blocks of this device: `Gpu` checks them.
+        unsafe { call!(self.driver, cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream)) }
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.enter()?;
+        let function = self.function(launch)?;
+        // Every argument in its own eight bytes; a narrower one in the first of them (little-endian).
+        let mut slots: Vec<u64> = launch
+            .args
+            .iter()
+            .map(|arg| match *arg {
+                Arg::Buffer(buffer, offset) => buffer.pointer(offset),
+                Arg::Null => 0,
+                Arg::F32(x) => u64::from(x.to_bits()),
+                Arg::I32(x) => u64::from(x.cast_unsigned()),
+                Arg::U32(x) => u64::from(x),
+                Arg::I64(x) => x.cast_unsigned(),
+                Arg::U64(x) => x,
+            })
+            .collect();
+        let mut pointers: Vec<*mut c_void> =
+            slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        self.driver.note_kernel(launch.unit.name);
+        // SAFETY: the function is loaded in the current context. The arguments are as many and of the types
+        // that the kernel's Rust file states, which the comparisons with the host path check; each slot is at
+        // least as wide as its argument and lives through the call, which copies it. Buffers stay alive or are
+        // reused only by later work on this stream.
+        unsafe {
+            call!(
+                self.driver,
+                cuLaunchKernel(
+                    function,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    launch.shared_bytes,
+                    self.stream,
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut()
+                )
+            )
+        }
+    }
+
+    fn matmul(&self, spec: &Matmul, pointers: [u64; 3], workspace: u64) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the context is current; `Gpu` checks that the matrices lie in live blocks of this device, and
+        // the workspace is used by this stream alone.
+        unsafe { self.products.enqueue(spec, pointers, workspace, self.stream) }
+            .map_err(|error| self.name_kernel(error))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream is alive.
+        unsafe { call!(self.driver, cuStreamSynchronize(self.stream)) }
+    }
+
+    fn elapsed_ms(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        self.enter()?;
+        let (start, end) = (Event::new(&self.driver)?, Event::new(&self.driver)?);
+        start.record(self.stream)?;
+        work()?;
+        self.enter()?;
+        end.record(self.stream)?;
+        let mut milliseconds = 0f32;
+        // SAFETY: the event is alive and was recorded.
+        unsafe { call!(self.driver, cuEventSynchronize(end.event)) }?;
+        // SAFETY: both events are done; the argument points to a float that lives through the call.
+        unsafe { call!(self.driver, cuEventElapsedTime(&mut milliseconds, start.event, end.event)) }?;
+        Ok(f64::from(milliseconds))
+    }
+
+    fn memory_info(&self) -> Result<(usize, usize)> {
+        self.enter()?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: both arguments point to sizes that live through the call; the context is current.
+        unsafe { call!(self.driver, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+        Ok((free, total))
+    }
+
+    fn prepare(&self, units: &[Unit]) -> Result<PrepareStats> {
+        let start = Instant::now();
+        let mut wanted: Vec<Unit> = units.to_vec();
+        wanted.sort();
+        wanted.dedup();
+        let distinct = wanted.len();
+        {
+            let loaded = lock(&self.loaded);
+            wanted.retain(|unit| !loaded.contains_key(unit));
+        }
+        let compiled = in_parallel(&wanted, |unit| self.compiler.compile(unit, &self.arch))?;
+        self.enter()?;
+        let mut loaded = lock(&self.loaded);
+        let mut stats = PrepareStats { loaded: distinct - wanted.len(), ..PrepareStats::default() };
+        for (unit, compiled) in wanted.into_iter().zip(compiled) {
+            if compiled.cached {
+                stats.cached += 1;
+            } else {
+                stats.compiled += 1;
+            }
+            let fresh = self.load(&unit, &compiled.code)?;
+            loaded.entry(unit).or_insert(fresh);
+        }
+        stats.milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        Ok(stats)
+    }
+
+    fn libraries(&self) -> Vec<LibraryInfo> {
+        vec![self.driver.library(), self.compiler.library(), self.products.library()]
+    }
+
+    fn tune(&self, gpu: &Gpu, specs: &[Matmul]) -> Result<Vec<Tuning>> {
+        self.enter()?;
+        self.products.tune(gpu, specs, self.stream).map_err(|error| self.name_kernel(error))
+    }
+}
+
+/// A mark in the stream, destroyed with its owner.
+struct Event<'a> {
+    driver: &'a Driver,
+    event: Handle,
+}
+
+impl Event<'_> {
+    fn new(driver: &Driver) -> Result<Event<'_>> {
+        let mut event = Handle::NULL;
+        // SAFETY: the argument points to a handle that lives through the call; the context is current.
+        unsafe { call!(driver, cuEventCreate(&mut event, 0)) }?;
+        Ok(Event { driver, event })
+    }
+
+    fn record(&self, stream: Handle) -> Result<()> {
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuEventRecord(self.event, stream)) }
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created by this event, destroyed once; pending records do not need it.
+        unsafe { (self.driver.api.cuEventDestroy_v2)(self.event) };
+    }
+}
