@@ -143,7 +143,7 @@ fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::
         (Device::Cpu, DType::F32) => op.host_forward::<f32>(inputs, out),
         (Device::Cpu, DType::F64) => op.host_forward::<f64>(inputs, out),
         (Device::Cpu, _) if O::ANY_DTYPE => op.host_forward::<f32>(inputs, out),
-        (Device::Cuda(gpu), DType::F32 | DType::BF16) => {
+        (Device::Cuda(gpu), dtype) if O::ANY_DTYPE || matches!(dtype, DType::F32 | DType::BF16) => {
             let _holder = gpu.holding(O::NAME);
             op.cuda_forward(gpu, inputs, out)
         }
@@ -156,7 +156,7 @@ fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>
         (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
         (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
         (Device::Cpu, _) if O::ANY_DTYPE => op.host_backward::<f32>(saved, dy, grads),
-        (Device::Cuda(gpu), DType::F32 | DType::BF16) => {
+        (Device::Cuda(gpu), dtype) if O::ANY_DTYPE || matches!(dtype, DType::F32 | DType::BF16) => {
             let _holder = gpu.holding("gradients in flight");
             op.cuda_backward(gpu, saved, dy, grads)
         }
@@ -314,6 +314,11 @@ impl GradSinks<'_> {
     /// The shape of input `i`.
     pub fn shape(&self, i: usize) -> &Shape {
         &self.places[i].0
+    }
+
+    /// The element type of input `i`.
+    pub fn dtype(&self, i: usize) -> DType {
+        self.places[i].1
     }
 
     /// Gives input `i` its gradient as a tensor (moved, not copied, where it is the first).
