@@ -1,6 +1,7 @@
 // prelude -- what every kernel may use; no CUDA header is included anywhere.
 // Types       bf16 (storage only), i64, u64, u32; T, TX, TY, TW are element types given as defines
 // Arithmetic  always float: load with f(x), store with put(&y[i], value); bf16 rounds to nearest even
+// Access      packed<N>(p) and put_packed(p, values): N neighbours with one instruction
 // Reductions  warp_sum, warp_max, block_sum, block_max: fixed order, so results repeat bit for bit
 
 typedef long long i64;
@@ -60,6 +61,20 @@ __device__ __forceinline__ float rounded(float x) {
     E e;
     put(&e, x);
     return f(e);
+}
+
+// N neighbouring elements, read or written at once; their address is a multiple of their size, at most 16 bytes.
+template <typename E, int N>
+struct alignas(N * sizeof(E)) Packed {
+    E v[N];
+};
+template <int N, typename E>
+__device__ __forceinline__ Packed<E, N> packed(const E* p) {
+    return *(const Packed<E, N>*)p;
+}
+template <int N, typename E>
+__device__ __forceinline__ void put_packed(E* p, const Packed<E, N>& values) {
+    *(Packed<E, N>*)p = values;
 }
 
 #define FULL_WARP 0xffffffffu

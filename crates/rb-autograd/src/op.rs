@@ -316,6 +316,11 @@ impl GradSinks<'_> {
         &self.places[i].0
     }
 
+    /// The element type of input `i`.
+    pub fn dtype(&self, i: usize) -> DType {
+        self.places[i].1
+    }
+
     /// Gives input `i` its gradient as a tensor (moved, not copied, where it is the first).
     pub fn add(&mut self, i: usize, grad: Tensor) -> Result<()> {
         if !self.wanted(i) {

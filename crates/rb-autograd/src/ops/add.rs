@@ -3,15 +3,18 @@
 //! - **Computes** `y = a + b`.
 //! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or
 //!   1).
-//! - **Dtypes** both of one float type.
+//! - **Dtypes** both of one float type; on a GPU `b` may have another one (an fp32 residual stream plus a bf16
+//!   branch), and `y` has that of `a`.
 //! - **Backward** `da = dy`, `db = dy`; each summed over the axes along which its input was broadcast.
 //! - **Saves** nothing.
+//! - **Kernels** `binary`; `sum_rows` and `sum_columns` where an input is broadcast.
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.add`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::broadcast;
+use super::shared::{broadcast, broadcast_cuda};
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
@@ -24,6 +27,7 @@ struct Add;
 
 impl Op for Add {
     const NAME: &'static str = "add";
+    const MIXED_DTYPES: bool = true;
     type Saved = ();
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
@@ -43,6 +47,23 @@ impl Op for Add {
             }
         }
         Ok(())
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        let y = broadcast_cuda::map2(gpu, a, b, out, a.dtype(), "a + b")?;
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        (): (),
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        broadcast_cuda::give(gpu, grads, 0, dy.clone(), false)?;
+        broadcast_cuda::give(gpu, grads, 1, dy, false)
     }
 }
 

@@ -5,9 +5,11 @@
 //! - **Dtypes** any float type to any float type; bf16 is a type that values are stored in.
 //! - **Backward** `dx = dy` in the type of `x`: a cast never detaches.
 //! - **Saves** nothing; shares the buffer of `x` if the type is the same.
+//! - **Kernels** `convert`.
 //! - **Errors** `DType` if `x` or the target is not a float type.
 //! - **Source** PyTorch `Tensor.to`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::testing::Case;
@@ -57,6 +59,20 @@ impl Op for Cast {
     }
 
     fn host_backward<T: Float>(&self, saved: CastSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        grads.add(0, dy.to_dtype(saved.from)?)
+    }
+
+    fn cuda_forward(&self, _gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, CastSaved)> {
+        Ok((inputs[0].to_dtype(self.dtype)?, CastSaved { from: inputs[0].dtype() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        _gpu: Gpu,
+        saved: CastSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
         grads.add(0, dy.to_dtype(saved.from)?)
     }
 }

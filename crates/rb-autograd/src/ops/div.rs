@@ -7,12 +7,14 @@
 //! - **Backward** `da = dy / b`, `db = -dy / b * y`; each summed over the axes along which its input was
 //!   broadcast.
 //! - **Saves** `b` and `y` (both shared).
+//! - **Kernels** `binary`; `sum_rows` and `sum_columns` where an input is broadcast.
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.div`.
 
-use rb_tensor::{Shape, Tensor, rules};
+use rb_cuda::Gpu;
+use rb_tensor::{DType, Shape, Tensor, rules};
 
-use super::shared::{broadcast, elementwise};
+use super::shared::{broadcast, broadcast_cuda, elementwise};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -50,6 +52,28 @@ impl Op for Div {
             da = elementwise::chain::<T>(da, &saved.y, |da, y| -(da * y))?;
             let db = broadcast::sum_to::<T>(da, grads.shape(1))?;
             grads.add(1, db)?;
+        }
+        Ok(())
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, DivSaved)> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        let y = broadcast_cuda::map2(gpu, a, b, out, a.dtype(), "a / b")?;
+        Ok((y.clone(), DivSaved { b: b.clone(), y }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: DivSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let mut da = broadcast_cuda::update(gpu, dy, &saved.b, DType::F32, "a / b")?;
+        broadcast_cuda::give(gpu, grads, 0, da.clone(), false)?;
+        if grads.wanted(1) {
+            da = broadcast_cuda::update(gpu, da, &saved.y, DType::F32, "-(a * b)")?;
+            broadcast_cuda::give(gpu, grads, 1, da, false)?;
         }
         Ok(())
     }

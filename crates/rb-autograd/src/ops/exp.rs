@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy * y`.
 //! - **Saves** `y` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.exp`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -42,7 +45,27 @@ impl Op for Exp {
         let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * y)?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ExpSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y.clone(), ExpSaved { y }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: ExpSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.y, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return expf(x);";
+const SLOPE: Slope = Slope::OfOutput("return dy * y;");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

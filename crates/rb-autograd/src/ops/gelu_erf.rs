@@ -7,14 +7,17 @@
 //! - **Backward** `dx = dy * (cdf(x) + x * pdf(x))`, `pdf(x) = e^(-x^2 / 2) / sqrt(2 pi)`; NaN at the
 //!   infinities, as in PyTorch.
 //! - **Saves** `x` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.gelu(approximate="none")`; arXiv:1606.08415.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -51,7 +54,29 @@ impl Op for GeluErf {
         let dx = elementwise::chain::<T>(dy, &saved.x, |dy, x| dy * slope(x))?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, GeluErfSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y, GeluErfSaved { x: inputs[0].clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: GeluErfSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.x, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return x * (0.5f + 0.5f * erff(x * 0.70710678f));";
+const SLOPE: Slope = Slope::OfInput("\
+    const float cdf = 0.5f + 0.5f * erff(x * 0.70710678f), pdf = 0.39894228f * expf(-0.5f * x * x); \
+    return dy * (cdf + x * pdf);");
 
 #[inline(always)]
 fn cdf<T: Float>(x: T) -> T {

@@ -8,12 +8,15 @@
 //! - **Backward** `dx = dy * (s + x * s * (1 - s) * 2u')`, `2u' = 2 sqrt(2/pi) * (1 + 3 * 0.044715 x^2)`; 0
 //!   and `dy` at the infinities (NaN in PyTorch).
 //! - **Saves** `x` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.gelu(approximate="tanh")`; arXiv:1606.08415.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -50,7 +53,30 @@ impl Op for GeluTanh {
         let dx = elementwise::chain::<T>(dy, &saved.x, |dy, x| dy * slope(x))?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, GeluTanhSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y, GeluTanhSaved { x: inputs[0].clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: GeluTanhSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.x, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return x * (1.0f / (1.0f + expf(-1.5957691f * x * (1.0f + 0.044715f * x * x))));";
+const SLOPE: Slope = Slope::OfInput("\
+    if (x > 100.0f) x = 100.0f; if (x < -100.0f) x = -100.0f; \
+    const float s = 1.0f / (1.0f + expf(-1.5957691f * x * (1.0f + 0.044715f * x * x))); \
+    return dy * (s + x * s * (1.0f - s) * (1.5957691f * (1.0f + 3.0f * 0.044715f * x * x)));");
 
 const CUBIC: f64 = 0.044715; // arXiv:1606.08415, section 2
 const TWO_SQRT_2_OVER_PI: f64 = 1.595_769_121_605_730_7;

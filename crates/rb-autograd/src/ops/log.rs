@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy / x`: infinite at 0.
 //! - **Saves** `x` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.log`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -42,7 +45,27 @@ impl Op for Log {
         let dx = elementwise::chain::<T>(dy, &saved.x, |dy, x| dy / x)?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, LogSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y, LogSaved { x: inputs[0].clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: LogSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.x, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return logf(x);";
+const SLOPE: Slope = Slope::OfInput("return dy / x;");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -7,12 +7,14 @@
 //! - **Backward** `da = dy * b`, `db = dy * a`; each summed over the axes along which its input was
 //!   broadcast.
 //! - **Saves** `a` and `b` (shared).
+//! - **Kernels** `binary`; `sum_rows` and `sum_columns` where an input is broadcast.
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.mul`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::broadcast;
+use super::shared::{broadcast, broadcast_cuda};
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -51,6 +53,32 @@ impl Op for Mul {
         let d = broadcast::update::<T>(dy, other, |dy, x| dy * x)?;
         let d = broadcast::sum_to::<T>(d, grads.shape(last))?;
         grads.add(last, d)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, MulSaved)> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        let y = broadcast_cuda::map2(gpu, a, b, out, a.dtype(), "a * b")?;
+        Ok((y, MulSaved { a: a.clone(), b: b.clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: MulSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let out = dy.shape().clone();
+        if grads.wanted(0) && grads.wanted(1) {
+            let dtype = broadcast_cuda::gradient_dtype(grads, 0, &out);
+            let da = broadcast_cuda::map2(gpu, &dy, &saved.b, &out, dtype, "a * b")?;
+            broadcast_cuda::give(gpu, grads, 0, da, false)?;
+        }
+        // The last one goes into the buffer of `dy`.
+        let (last, other) = if grads.wanted(1) { (1, &saved.a) } else { (0, &saved.b) };
+        let dtype = broadcast_cuda::gradient_dtype(grads, last, &out);
+        let d = broadcast_cuda::update(gpu, dy, other, dtype, "a * b")?;
+        broadcast_cuda::give(gpu, grads, last, d, false)
     }
 }
 

@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy` where `y` is not 0, else 0: the gradient at 0 is 0.
 //! - **Saves** `y` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.relu`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -42,7 +45,27 @@ impl Op for Relu {
         let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| if y == T::ZERO { T::ZERO } else { dy })?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ReluSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y.clone(), ReluSaved { y }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: ReluSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.y, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return x < 0.0f ? 0.0f : x;";
+const SLOPE: Slope = Slope::OfOutput("return y == 0.0f ? 0.0f : dy;");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

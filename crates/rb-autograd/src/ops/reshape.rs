@@ -5,9 +5,11 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy` with the shape of `x`.
 //! - **Saves** nothing; shares the buffer.
+//! - **Kernels** none.
 //! - **Errors** `ShapeError` if the numbers of elements differ.
 //! - **Source** PyTorch `torch.reshape`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, ShapeError, Tensor};
 
 use crate::testing::Case;
@@ -40,6 +42,15 @@ impl Op for Reshape {
     }
 
     fn host_backward<T: Float>(&self, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let dx = dy.reshape(grads.shape(0))?;
+        grads.add(0, dx)
+    }
+
+    fn cuda_forward(&self, _gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        Ok((inputs[0].reshape(out)?, ()))
+    }
+
+    fn cuda_backward(&self, _gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         let dx = dy.reshape(grads.shape(0))?;
         grads.add(0, dx)
     }

@@ -5,12 +5,14 @@
 //! - **Dtypes** any float type; `factor` and `offset` are rounded to it first.
 //! - **Backward** `dx = factor * dy`.
 //! - **Saves** nothing.
+//! - **Kernels** `unary_fwd`, both ways.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `x * factor + offset`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
-use super::shared::elementwise;
+use super::shared::{elementwise, elementwise_cuda};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
@@ -40,6 +42,17 @@ impl Op for Scale {
     fn host_backward<T: Float>(&self, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         let factor = T::from_f64(self.factor);
         let dx = elementwise::map_in_place::<T>(dy, |dy| dy * factor)?;
+        grads.add(0, dx)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ())> {
+        let numbers = [self.factor as f32, self.offset as f32];
+        Ok((elementwise_cuda::map(gpu, &inputs[0], "return fmaf(x, p, q);", numbers)?, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let factor = [self.factor as f32, 0.0];
+        let dx = elementwise_cuda::map_in_place(gpu, dy, "return x * p;", factor)?;
         grads.add(0, dx)
     }
 }

@@ -4,7 +4,11 @@
 pub mod arena_check;
 pub mod attention;
 pub mod broadcast;
+pub mod broadcast_cuda;
 pub mod elementwise;
+pub mod elementwise_cuda;
+pub mod packs;
 pub mod reduce;
+pub mod reduce_cuda;
 pub mod softmax;
 pub mod tiles;

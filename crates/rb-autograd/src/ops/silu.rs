@@ -7,12 +7,15 @@
 //! - **Backward** with `s = 1 / (1 + e^-x)`: `dx = dy * s * (1 + x * (1 - s))`; NaN at the infinities, as in
 //!   PyTorch.
 //! - **Saves** `x` (shared).
+//! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.nn.functional.silu`; arXiv:1702.03118.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
 use super::shared::elementwise;
+use super::shared::elementwise_cuda::{self, Slope};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -44,7 +47,29 @@ impl Op for Silu {
         let dx = elementwise::chain::<T>(dy, &saved.x, |dy, x| dy * slope(x))?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, SiluSaved)> {
+        let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
+        Ok((y, SiluSaved { x: inputs[0].clone() }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: SiluSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.x, &SLOPE)?;
+        grads.add(0, dx)
+    }
 }
+
+/// Bodies of C functions.
+const FUNCTION: &str = "return x * (1.0f / (1.0f + expf(-x)));";
+const SLOPE: Slope = Slope::OfInput("\
+    const float s = 1.0f / (1.0f + expf(-x)); \
+    return dy * (s * (1.0f + x * (1.0f - s)));");
 
 #[inline(always)]
 fn slope<T: Float>(x: T) -> T {

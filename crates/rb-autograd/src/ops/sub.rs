@@ -6,12 +6,14 @@
 //! - **Dtypes** both of one float type.
 //! - **Backward** `da = dy`, `db = -dy`; each summed over the axes along which its input was broadcast.
 //! - **Saves** nothing.
+//! - **Kernels** `binary`; `sum_rows` and `sum_columns` where an input is broadcast, `unary_fwd` where not.
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.sub`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::{broadcast, elementwise};
+use super::shared::{broadcast, broadcast_cuda, elementwise};
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply};
 
@@ -46,6 +48,23 @@ impl Op for Sub {
             grads.add(1, db)?;
         }
         Ok(())
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        let y = broadcast_cuda::map2(gpu, a, b, out, a.dtype(), "a - b")?;
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        (): (),
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        broadcast_cuda::give(gpu, grads, 0, dy.clone(), false)?;
+        broadcast_cuda::give(gpu, grads, 1, dy, true)
     }
 }
 

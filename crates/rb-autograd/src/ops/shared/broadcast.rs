@@ -81,14 +81,15 @@ pub fn sum_to<T: Float>(x: Tensor, to: &Shape) -> Result<Tensor> {
 
 /// Some axes of the output as one, and how the inputs walk along it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Axis<const N: usize> {
-    size: usize,
+pub struct Axis<const N: usize> {
+    /// Elements along it.
+    pub size: usize,
     /// 0 where the input is broadcast.
-    strides: [usize; N],
+    pub strides: [usize; N],
 }
 
 /// The axes of `out` without those of size 1, neighbours merged where every input walks them as one.
-fn merged<const N: usize>(out: &Shape, inputs: [&Shape; N]) -> Vec<Axis<N>> {
+pub fn merged<const N: usize>(out: &Shape, inputs: [&Shape; N]) -> Vec<Axis<N>> {
     let mut next = [1; N];
     let mut axes: Vec<Axis<N>> = Vec::new(); // Innermost first.
     for (from_end, &size) in out.iter().rev().enumerate() {
