@@ -119,6 +119,35 @@ fn places() {
     place.refused(&["verify"], 2, &["--all"]);
 }
 
+/// The rule of a resumed run: what it has learned from is fixed, the rest may change and is printed.
+#[test]
+fn settings_changed_on_resume() {
+    let place = Place::new();
+    place.run("run", 1);
+    for (set, change) in [
+        ("run.seed=9", "run.seed: 3 -> 9"),
+        ("model.hidden_size=16", "model.hidden_size: 8 -> 16"),
+        ("train.seq_len=8", "train.seq_len: 16 -> 8"),
+    ] {
+        let parts = ["these settings define the run and cannot change", change, "start a new run"];
+        place.refused(&["train", "--resume", "run", "--set", set], 2, &parts);
+    }
+    let sets = ["train.max_steps=2", "train.learning_rate=0.01", "train.per_device_train_batch_size=3"];
+    let words: Vec<&str> =
+        ["train", "--resume", "run"].into_iter().chain(sets.iter().flat_map(|s| ["--set", s])).collect();
+    let output = place.good(&words);
+    for change in [
+        "train.max_steps: 1 -> 2",
+        "train.learning_rate: 0.001 -> 0.01",
+        "train.per_device_train_batch_size: 2 -> 3",
+    ] {
+        assert!(output.contains(&format!("changed on resume: {change}")), "{output}");
+    }
+    // And they stay changed.
+    let output = place.good(&["train", "--resume", "run", "--set", "train.max_steps=3"]);
+    assert_eq!(output.matches("changed on resume").count(), 1, "{output}");
+}
+
 /// Every file of the only checkpoint, truncated, emptied, removed or swapped: named, and nothing is overwritten.
 #[test]
 fn damaged_checkpoints() {
