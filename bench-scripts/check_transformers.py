@@ -4,12 +4,13 @@ Purpose   the folder must load with AutoModelForCausalLM and AutoTokenizer: no m
           mismatched key, the same token ids as tokenizer.json gives, the same logits.
 Seed      none; the probe's ids are stored in it.
 Versions  requirements.txt beside this file.
-Command   python bench-scripts/check_transformers.py RUN_OR_CHECKPOINT_DIR [PROBE]
+Command   rb logits RUN_OR_CHECKPOINT_DIR --out PROBE
+          python bench-scripts/check_transformers.py RUN_OR_CHECKPOINT_DIR PROBE
 
 RUN_OR_CHECKPOINT_DIR is a Hugging Face folder (it has config.json) or a run directory, of which the
 newest `checkpoints/step-N` is taken. PROBE is a safetensors file with `ids_T` [B, T] int32 and
-`logits_T` [B, T, V] f32 for one or more T; without it, `probe.safetensors` of the checkpoint is used if
-there is one. Exit code: 0 good, 1 a check failed, 2 bad usage.
+`logits_T` [B, T, V] f32 for one or more T, which `rb logits` writes; without it, `probe.safetensors`
+of the checkpoint is used if there is one. Exit code: 0 good, 1 a check failed, 2 bad usage.
 """
 
 import argparse
@@ -113,7 +114,7 @@ def main():
     if probe.is_file():
         check_probe(model, probe, args.tolerance, failures)
     else:
-        print("probe: none given, logits not compared")
+        print("probe: none given, logits not compared; `rb logits` writes one")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     print("failed" if failures else "good")

@@ -112,10 +112,8 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         }
     }
     let (first, last) = (losses[0], losses[losses.len() - 1]);
-    if !(losses.iter().all(|l| l.is_finite()) && last < first) {
-        eprintln!(
-            "refused: the loss went from {first} to {last}; a speed is reported only for a finite, falling loss"
-        );
+    if let Some(reason) = refusal(&losses) {
+        eprintln!("refused: {reason}; a speed is reported only for a finite, falling loss");
         return Ok(false);
     }
     times.sort_by(f64::total_cmp);
@@ -138,6 +136,17 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     Ok(true)
 }
 
+/// Why the speed of these steps must not be shown: a step on NaN is fast and worth nothing.
+fn refusal(losses: &[f64]) -> Option<String> {
+    if let Some(step) = losses.iter().position(|l| !l.is_finite()) {
+        return Some(format!("the loss of step {} is {}", step + 1, losses[step]));
+    }
+    match losses {
+        [first, .., last] if last < first => None,
+        _ => Some(format!("the losses {losses:?} do not fall")),
+    }
+}
+
 fn random_batch(args: &Args) -> Batch {
     let mut rng = Rng::new(1).fork("bench batch");
     let n = args.batch_size * args.seq_len;
@@ -152,5 +161,20 @@ fn random_batch(args: &Args) -> Batch {
         valid_tokens: n,
         dropped_targets: 0,
         epoch: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_speed_without_a_finite_falling_loss() {
+        assert_eq!(refusal(&[3.0, 3.5, 2.0]), None);
+        assert_eq!(refusal(&[3.0, f64::NAN, 2.0]).unwrap(), "the loss of step 2 is NaN");
+        assert_eq!(refusal(&[3.0, 2.0, f64::INFINITY]).unwrap(), "the loss of step 3 is inf");
+        for flat in [&[3.0, 3.0][..], &[2.0, 3.0], &[3.0], &[]] {
+            assert!(refusal(flat).unwrap().contains("do not fall"));
+        }
     }
 }

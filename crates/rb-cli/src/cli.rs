@@ -28,6 +28,10 @@ pub(crate) enum Command {
     /// Write text with a trained model
     #[command(after_help = "Example:\n  rb generate runs/quickstart --prompt \"Once upon a time\"")]
     Generate(GenerateArgs),
+    /// Write the logits of fixed random inputs, to compare a model with another program's
+    #[command(after_help = "Example:\n  rb logits runs/quickstart --out probe.safetensors\n  \
+        python bench-scripts/check_transformers.py runs/quickstart probe.safetensors")]
+    Logits(LogitsArgs),
     /// Train a tokenizer
     Tokenizer {
         #[command(subcommand)]
@@ -87,6 +91,18 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 0.95)]
     pub(crate) top_p: f64,
     /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct LogitsArgs {
+    /// Run directory, or a checkpoint folder.
+    pub(crate) model: PathBuf,
+    /// File to write (safetensors): `ids_T` and `logits_T` for some lengths T.
+    #[arg(long, value_name = "FILE", default_value = "probe.safetensors")]
+    pub(crate) out: PathBuf,
+    /// Seed of the inputs.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }

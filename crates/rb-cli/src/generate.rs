@@ -1,34 +1,25 @@
 //! `rb generate`
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use rb_autograd::ParamBuilder;
 use rb_data::Tokenizer;
 use rb_infer::SampleOptions;
-use rb_nn::{CausalLm, LlamaConfig, weights};
-use rb_tensor::{Device, Rng};
 
-use crate::Failure;
 use crate::cli::GenerateArgs;
+use crate::{Failure, model};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let fail = |e: &dyn std::fmt::Display| Failure::new(1, e.to_string());
-    let dir = model_folder(&args.model)?;
-    let config = LlamaConfig::from_json(&dir.join("config.json")).map_err(|e| fail(&e))?;
-    let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(&config, &mut builder).map_err(|e| fail(&e))?;
-    let mut params = builder.build(&Rng::new(0), Device::Cpu).map_err(|e| fail(&e))?;
-    weights::load_hf(&mut params, &dir).map_err(|e| fail(&e))?;
-    let tokenizer = Tokenizer::load(dir.join("tokenizer.json")).map_err(|e| fail(&e))?;
-    if tokenizer.vocab_size() > config.vocab_size {
+    let dir = model::folder(&args.model)?;
+    let (model, params) = model::load(&dir)?;
+    let tokenizer = Tokenizer::load(dir.join("tokenizer.json")).map_err(Failure::failed)?;
+    if tokenizer.vocab_size() > model.config().vocab_size {
         return Err(Failure::new(
             1,
             format!(
                 "{}: the tokenizer has {} entries, the model {}; they do not belong together",
                 dir.display(),
                 tokenizer.vocab_size(),
-                config.vocab_size
+                model.config().vocab_size
             ),
         ));
     }
@@ -48,19 +39,5 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         write(text);
     });
     write("\n");
-    result.map_err(|e| fail(&e))
-}
-
-/// The folder of a model: the one given, or the newest whole checkpoint of the run given.
-fn model_folder(path: &Path) -> Result<PathBuf, Failure> {
-    if path.join("config.json").is_file() {
-        return Ok(path.to_path_buf());
-    }
-    match rb_train::checkpoint::find_latest(&path.join("checkpoints"))? {
-        Some(found) => Ok(found.path),
-        None => Err(Failure::new(
-            2,
-            format!("{}: is neither a model folder (config.json) nor a run with checkpoints", path.display()),
-        )),
-    }
+    result.map_err(Failure::failed)
 }

@@ -3,6 +3,8 @@
 mod cli;
 mod doctor;
 mod generate;
+mod logits;
+mod model;
 mod tokenizer;
 mod train;
 mod verify;
@@ -17,7 +19,13 @@ fn main() -> ExitCode {
     // Errors found by the argument parser leave with code 2, help and version with 0.
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .without_time()
+        .init();
     if let Err(message) = check_processor() {
         eprintln!("error: {message}");
         return ExitCode::FAILURE;
@@ -31,6 +39,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Doctor => doctor::run(),
         Command::Verify(args) => verify::run(&args),
@@ -55,11 +64,27 @@ impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Failure {
         Failure { message: message.into(), code }
     }
+
+    /// An error with exit code 1.
+    pub(crate) fn failed(error: impl std::error::Error + 'static) -> Failure {
+        Failure::new(1, explained(&error))
+    }
 }
 
 impl From<rb_train::TrainError> for Failure {
     fn from(error: rb_train::TrainError) -> Self {
-        Failure::new(error.exit_code(), error.to_string())
+        Failure::new(error.exit_code(), explained(&error))
+    }
+}
+
+/// The message of an error; where the operating system refused something, with what the user can do about it.
+fn explained(error: &(dyn std::error::Error + 'static)) -> String {
+    let message = error.to_string();
+    let refusal =
+        std::iter::successors(Some(error), |e| e.source()).find_map(|e| e.downcast_ref::<std::io::Error>());
+    match refusal.map(rb_train::observe::remedy) {
+        Some(remedy) if !message.contains(remedy) => format!("{message}; {remedy}"),
+        _ => message,
     }
 }
 

@@ -7,16 +7,15 @@ use crate::cli::{SplitterArg, TokenizerCommand};
 
 pub(crate) fn run(command: &TokenizerCommand) -> Result<(), Failure> {
     let TokenizerCommand::Train(args) = command;
-    let fail = |e: rb_data::DataError| Failure::new(1, e.to_string());
-    let corpus = corpus::open(&args.data).map_err(fail)?;
+    let corpus = corpus::open(&args.data).map_err(Failure::failed)?;
     let splitter = match args.splitter {
         SplitterArg::Rb => Splitter::Rb,
         SplitterArg::Gpt2 => Splitter::Gpt2,
     };
     let config = TokenizerConfig { vocab_size: args.vocab_size, splitter, ..TokenizerConfig::default() };
     let texts = corpus.documents().map(|d| d.map(|d| d.text));
-    let (tokenizer, report) = Tokenizer::train(texts, &config).map_err(fail)?;
-    tokenizer.save(&args.out).map_err(fail)?;
+    let (tokenizer, report) = Tokenizer::train(texts, &config).map_err(Failure::failed)?;
+    tokenizer.save(&args.out).map_err(Failure::failed)?;
     println!(
         "{}: {} entries from {} documents, {} bytes",
         args.out.display(),

@@ -1,16 +1,54 @@
 //! Files that appear whole or not at all: temporary name, fsync, rename, fsync of the folder.
+//!
+//! Every file that replaces another one goes through here, those of runs and reports included.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::error::{DataError, Result};
+/// What the operating system refused: the caller's own error type says what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}: {source}", path.display())]
+pub struct FileError {
+    /// What was tried, an infinitive.
+    pub action: &'static str,
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The operating system's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+impl FileError {
+    fn new(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+        move |source| FileError { action, path: path.to_path_buf(), source }
+    }
+}
 
 /// Writes `bytes` to `path`; an existing file is replaced only once the new one is on disk.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+///
+/// # Errors
+/// A full or read-only disk, a missing folder: the old file is untouched.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut file = AtomicFile::create(path)?;
-    file.file().write_all(bytes).map_err(|e| DataError::io("write", path, e))?;
+    file.file().write_all(bytes).map_err(FileError::new("write", path))?;
     file.commit()
+}
+
+/// Replaces `path` by what `fill` writes, or leaves it untouched.
+///
+/// # Errors
+/// Those of `fill` and of [`write`].
+pub fn replace<E: From<FileError>>(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&mut File>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut file = AtomicFile::create(path)?;
+    let mut writer = BufWriter::new(file.file());
+    fill(&mut writer)?;
+    writer.flush().map_err(FileError::new("write", path))?;
+    drop(writer);
+    Ok(file.commit()?)
 }
 
 /// A file under a temporary name in the folder of its final one; removed unless committed.
@@ -23,8 +61,9 @@ pub(crate) struct AtomicFile {
 
 impl AtomicFile {
     /// Creates the temporary file, readable and writable.
-    pub(crate) fn create(target: &Path) -> Result<Self> {
-        let mut name = target.file_name().unwrap_or_default().to_os_string();
+    pub(crate) fn create(target: &Path) -> Result<Self, FileError> {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(target.file_name().unwrap_or_default());
         name.push(format!(".tmp-{}", std::process::id()));
         let temporary = target.with_file_name(name);
         let file = File::options()
@@ -33,7 +72,7 @@ impl AtomicFile {
             .create(true)
             .truncate(true)
             .open(&temporary)
-            .map_err(|e| DataError::io("create", &temporary, e))?;
+            .map_err(FileError::new("create", target))?;
         Ok(Self { file, temporary, target: target.to_path_buf(), committed: false })
     }
 
@@ -43,9 +82,9 @@ impl AtomicFile {
     }
 
     /// Puts the file in its place.
-    pub(crate) fn commit(mut self) -> Result<()> {
-        self.file.sync_all().map_err(|e| DataError::io("sync", &self.temporary, e))?;
-        fs::rename(&self.temporary, &self.target).map_err(|e| DataError::io("rename", &self.target, e))?;
+    pub(crate) fn commit(mut self) -> Result<(), FileError> {
+        self.file.sync_all().map_err(FileError::new("flush to disk", &self.target))?;
+        fs::rename(&self.temporary, &self.target).map_err(FileError::new("replace", &self.target))?;
         self.committed = true;
         let folder = match self.target.parent() {
             Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
@@ -82,6 +121,22 @@ mod tests {
         drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "temporary files must be removed");
+    }
+
+    #[test]
+    fn failed_replacement_leaves_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.html");
+        write(&path, b"old").unwrap();
+        let failed = replace(&path, |out| {
+            out.write_all(b"half").unwrap();
+            Err(FileError::new("draw", &path)(io::Error::other("no")))
+        });
+        assert!(failed.unwrap_err().to_string().starts_with("cannot draw "));
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        replace(&path, |out| out.write_all(b"new").map_err(FileError::new("write", &path))).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

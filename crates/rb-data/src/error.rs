@@ -332,3 +332,9 @@ impl DataError {
         DataError::Io { action, path: path.to_path_buf(), source }
     }
 }
+
+impl From<crate::atomic::FileError> for DataError {
+    fn from(error: crate::atomic::FileError) -> Self {
+        DataError::io(error.action, &error.path, error.source)
+    }
+}

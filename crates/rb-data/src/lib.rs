@@ -7,7 +7,7 @@
 //! | `token_file.rs` | a tokenised data set on disk, memory-mapped |
 //! | `split.rs` | train and validation sides of a corpus |
 //! | `loader.rs` | sequences, shuffling, ranks, exact resume |
-//! | `atomic.rs` | temporary name, fsync, rename |
+//! | [`atomic`] | files replaced whole: temporary name, fsync, rename |
 //! | `error.rs` | [`DataError`] |
 //!
 //! From text to batches:
@@ -37,7 +37,7 @@
 //!
 //! Nothing here knows tensors or devices, and nothing here reads the environment.
 
-mod atomic;
+pub mod atomic;
 pub mod corpus;
 mod error;
 pub mod loader;

@@ -140,7 +140,7 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::Io`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        crate::atomic::write(path.as_ref(), self.to_json()?.as_bytes())
+        Ok(crate::atomic::write(path.as_ref(), self.to_json()?.as_bytes())?)
     }
 
     /// Writes `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` into `folder`, as

@@ -70,6 +70,12 @@ pub enum TrainError {
     Observe(#[from] crate::observe::ObserveError),
 }
 
+impl From<rb_data::atomic::FileError> for TrainError {
+    fn from(error: rb_data::atomic::FileError) -> Self {
+        TrainError::Observe(error.into())
+    }
+}
+
 impl TrainError {
     /// 1 failed, 2 bad usage or config, 3 a gate refused.
     pub fn exit_code(&self) -> u8 {

@@ -13,7 +13,6 @@ pub mod checkpoint;
 pub mod config;
 mod device;
 mod error;
-mod fs;
 pub mod observe;
 pub mod prepare;
 mod resume;

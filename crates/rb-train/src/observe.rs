@@ -13,7 +13,7 @@
 //! | `report.rs`, `chart.rs`, `axis.rs`, `series.rs` | `report.html`: page, one chart, its axes, its points |
 //! | `progress.rs`, `human.rs` | the bar or the plain lines; numbers as people read them |
 //! | `memory.rs` | resident memory of this process |
-//! | `file.rs` | files that hold whole records only, files replaced atomically |
+//! | `file.rs` | files that hold whole records only |
 //! | `error.rs` | [`ObserveError`] |
 
 mod axis;
@@ -31,8 +31,7 @@ mod tensorboard;
 #[cfg(test)]
 mod testing;
 
-pub use error::ObserveError;
-pub(crate) use file::replace_atomically;
+pub use error::{ObserveError, remedy};
 pub(crate) use human::grouped;
 pub use memory::resident_bytes;
 pub use metrics::{MetricsWriter, read};

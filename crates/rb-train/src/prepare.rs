@@ -39,12 +39,15 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
     let documents = corpus.documents().map(|d| d.map(|d| d.text));
     let (train, validation) =
         token_file::build_split(documents, &tokenizer, &plan, run.train_tokens(), run.validation_tokens())?;
+    let held_out = validation.as_ref().map_or((0, 0, 0), |v| (v.documents, v.tokens, v.text_chars));
+    let chars = train.text_chars + held_out.2;
     say(&format!(
-        "data: {} documents, {} characters; {} training tokens, {} held out; {:.2} characters a token",
-        train.documents + validation.as_ref().map_or(0, |v| v.documents),
-        train.text_chars + validation.as_ref().map_or(0, |v| v.text_chars),
+        "data: {chars} characters; {} training tokens in {} documents, {} held out in {}; {:.2} characters a \
+         training token",
         train.tokens,
-        validation.as_ref().map_or(0, |v| v.tokens),
+        train.documents,
+        held_out.1,
+        held_out.0,
         train.text_chars as f64 / train.tokens.max(1) as f64
     ));
     if validation.is_none() {

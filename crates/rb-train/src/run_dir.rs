@@ -38,8 +38,7 @@ impl RunDir {
                         ),
                     });
                 }
-                let used = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-                if used {
+                if !is_free(path) {
                     return Err(TrainError::RunDir {
                         path: path.into(),
                         reason: "is not empty and is not a run; choose another --out".into(),
@@ -121,6 +120,17 @@ impl RunDir {
     }
 }
 
+/// Whether a new run may use this folder: it does not exist, is empty, or holds only what a run leaves that
+/// was refused before it had a config (its text was missing, for example).
+fn is_free(path: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(path) else { return true };
+    let left_by_a_start =
+        |name: &std::ffi::OsStr| [".lock", "data", "tokenizer.json"].iter().any(|n| name == *n);
+    let mut entries = entries.flatten().peekable();
+    entries.peek().is_none()
+        || (path.join(".lock").exists() && entries.all(|entry| left_by_a_start(&entry.file_name())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +141,7 @@ mod tests {
         let out = dir.path().join("run");
         let run = RunDir::create(Some(&out), "x").unwrap();
         let message = RunDir::create(Some(&out), "x").unwrap_err().to_string();
-        assert!(message.contains("is not empty"), "{message}");
+        assert!(message.contains("in use by another process"), "{message}");
         std::fs::write(run.config(), "").unwrap();
         let message = RunDir::create(Some(&out), "x").unwrap_err().to_string();
         assert!(message.contains("--resume"), "{message}");
@@ -140,5 +150,17 @@ mod tests {
         drop(run);
         RunDir::open(&out).unwrap();
         assert!(RunDir::open(dir.path()).unwrap_err().to_string().contains("no config.toml"));
+        let message = RunDir::create(Some(dir.path()), "x").unwrap_err().to_string();
+        assert!(message.contains("is not empty"), "{message}");
+    }
+
+    #[test]
+    fn a_start_that_was_refused_can_be_tried_again_at_the_same_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("run");
+        drop(RunDir::create(Some(&out), "x").unwrap());
+        drop(RunDir::create(Some(&out), "x").unwrap());
+        std::fs::write(out.join("mine.txt"), "x").unwrap();
+        assert!(RunDir::create(Some(&out), "x").unwrap_err().to_string().contains("is not empty"));
     }
 }

@@ -69,7 +69,7 @@ impl Trainer {
         config.model.bos_token_id = Some(data.tokenizer.eos_id());
         config.model.eos_token_id = Some(data.tokenizer.eos_id());
         config.model.validate()?;
-        crate::fs::write_atomic(&run.config(), config.to_toml()?.as_bytes())?;
+        rb_data::atomic::write(&run.config(), config.to_toml()?.as_bytes())?;
         let observer = Observer::create(&run, &config)?;
         Trainer::assemble(config, run, data, observer)
     }
@@ -119,7 +119,7 @@ impl Trainer {
         )?;
         if !changes.is_empty() {
             let text = trainer.config.to_toml()?;
-            crate::fs::write_atomic(&trainer.run.config(), text.as_bytes())?;
+            rb_data::atomic::write(&trainer.run.config(), text.as_bytes())?;
         }
         Ok(trainer)
     }
@@ -394,7 +394,7 @@ impl Trainer {
     /// Writes text generated from the weights into the run directory and the report.
     pub fn add_sample(&mut self, prompt: &str, text: &str) -> Result<()> {
         let path = self.run.path().join("sample.txt");
-        crate::fs::write_atomic(&path, text.as_bytes())?;
+        rb_data::atomic::write(&path, text.as_bytes())?;
         self.observer.set_sample(prompt, text);
         self.observer.write_report(self.step)
     }

@@ -55,5 +55,9 @@ mod tests {
         let good = "static A: u8 = 0; // thread_local!\nfn b(x: &'static mut u8) { \"OnceLock\"; env::args(); env!(\"X\"); }\n\
                     #[cfg(test)]\nmod tests { fn a() { std::env::var(\"X\"); } }\n";
         assert_eq!(lines(no_global_state, "src/a.rs", good), NONE);
+        let reads = "fn a() { std::env::var(\"X\"); }\nstatic mut B: u8 = 0;\n";
+        for (path, _) in ENVIRONMENT_READERS {
+            assert_eq!(lines(no_global_state, path, reads), [2], "{path}");
+        }
     }
 }

@@ -57,6 +57,13 @@ pub fn checks(report: &Value) -> (usize, usize) {
     inner.into_iter().map(checks).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
+/// Checks that passed and failed by the last line `N passed, M failed` that `rb verify` printed.
+pub fn printed_checks(log: &str) -> (usize, usize) {
+    let summary =
+        log.lines().rev().find(|line| line.contains(" passed, ") && line.trim_end().ends_with(" failed"));
+    summary.map_or((0, 0), |line| (number_before(line, " passed"), number_before(line, " failed")))
+}
+
 /// Lines of a log that may say why a step failed, wherever they are, and lines at its end.
 const NUM_MARKED: usize = 40;
 const NUM_LAST: usize = 30;
@@ -100,6 +107,12 @@ mod tests {
         let report = serde_json::json!({"models": [{"checks": [{"passed": true}, {"passed": false}]}, {"passed": true}], "n": 3});
         assert_eq!(checks(&report), (2, 1));
         assert_eq!(checks(&Value::Null), (0, 0));
+    }
+
+    #[test]
+    fn printed_checks_are_read() {
+        assert_eq!(printed_checks("ok     a  1 failed\n12 passed, 3 failed\nerror: x\n"), (12, 3));
+        assert_eq!(printed_checks("nothing"), (0, 0));
     }
 
     #[test]

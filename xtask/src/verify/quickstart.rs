@@ -44,25 +44,40 @@ fn latest_checkpoint(folder: &Path) -> Option<PathBuf> {
     Some(folder.join(name.trim())).filter(|path| !name.trim().is_empty() && path.is_dir())
 }
 
-/// Every line is JSON, every loss is finite, the last step was reached.
+/// Every line is JSON, every loss is finite and no step was skipped, the last step was reached, and the
+/// training loss fell.
 fn inspect_metrics(text: &str, problems: &mut Vec<String>) -> usize {
     let (mut num_losses, mut last_step) = (0, 0);
+    let mut train_losses = Vec::new();
     for (offset, line) in text.lines().enumerate() {
         let place = format!("metrics.jsonl:{}", offset + 1);
         let Ok(record) = serde_json::from_str::<Value>(line) else {
             problems.push(format!("{place}: not JSON"));
             continue;
         };
+        let field = |name: &str| record.get(name).and_then(Value::as_str);
         last_step = record.get("step").and_then(Value::as_u64).unwrap_or(0).max(last_step);
+        if field("event") == Some("skipped_step") {
+            problems
+                .push(format!("{place}: a step was skipped: {}", field("message").unwrap_or("no reason")));
+        }
         match record.get("loss").map(Value::as_f64) {
-            Some(Some(loss)) if loss.is_finite() => num_losses += 1,
+            Some(Some(loss)) => {
+                num_losses += 1;
+                train_losses.extend((field("kind") == Some("train")).then_some(loss));
+            }
             // JSON has no NaN: a loss that is not finite is written as null or as a string.
-            Some(_) => problems.push(format!("{place}: the loss is not finite")),
+            Some(None) => problems.push(format!("{place}: the loss is not finite")),
             None => {}
         }
     }
-    if num_losses == 0 {
-        problems.push("metrics.jsonl: no loss in it".into());
+    match train_losses[..] {
+        [first, .., last] if last < first => {}
+        [first, .., last] => {
+            problems.push(format!("metrics.jsonl: the training loss went from {first} to {last}"))
+        }
+        _ => problems
+            .push(format!("metrics.jsonl: {} training losses, expected 2 or more", train_losses.len())),
     }
     if last_step != NUM_STEPS {
         problems.push(format!("metrics.jsonl: ends at step {last_step}, expected {NUM_STEPS}"));
@@ -79,18 +94,27 @@ mod tests {
         (inspect_metrics(text, &mut problems), problems)
     }
 
+    /// Records of a run that learns, the last at the last step.
+    const GOOD: &str = "{\"kind\": \"train\", \"step\": 1, \"loss\": 9.5}\n\
+                        {\"kind\": \"eval\", \"step\": 10, \"loss\": 9}\n\
+                        {\"kind\": \"train\", \"step\": 20, \"loss\": 8}\n";
+
     #[test]
     fn metrics_are_read() {
-        assert_eq!(
-            metrics("{\"step\": 1, \"loss\": 9.5}\n{\"event\": \"x\"}\n{\"step\": 20, \"loss\": 8}\n"),
-            (2, vec![])
-        );
-        let (losses, problems) = metrics("{\"step\": 3, \"loss\": null}\nnonsense\n");
-        assert_eq!((losses, problems.len()), (0, 4), "{problems:#?}");
-        assert!(
-            problems[0].contains(":1: the loss is not finite") && problems[1].contains(":2: not JSON"),
-            "{problems:#?}"
-        );
+        assert_eq!(metrics(GOOD), (3, vec![]));
+        let skipped = "{\"event\": \"skipped_step\", \"message\": \"loss is NaN\"}";
+        let cases = [
+            (GOOD.replace("9.5", "null"), "metrics.jsonl:1: the loss is not finite"),
+            (format!("{GOOD}nonsense\n"), "metrics.jsonl:4: not JSON"),
+            (GOOD.replace("9.5", "7.5"), "went from 7.5 to 8"),
+            (GOOD.replace("20", "19"), "ends at step 19"),
+            (format!("{GOOD}{skipped}"), "skipped: loss is NaN"),
+            (String::new(), "0 training losses"),
+        ];
+        for (text, part) in cases {
+            let (_, problems) = metrics(&text);
+            assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
+        }
     }
 
     #[test]
@@ -101,12 +125,10 @@ mod tests {
         let (problems, _) = inspect(&run);
         assert_eq!(problems.len(), RUN_FILES.len() + 3, "{problems:#?}");
 
-        RUN_FILES
-            .iter()
-            .for_each(|name| std::fs::write(run.join(name), "{\"step\": 20, \"loss\": 1.0}\n").unwrap());
+        RUN_FILES.iter().for_each(|name| std::fs::write(run.join(name), GOOD).unwrap());
         CHECKPOINT_FILES.iter().for_each(|name| std::fs::write(checkpoint.join(name), "x").unwrap());
         std::fs::write(run.join("checkpoints/latest"), "step-20\n").unwrap();
-        assert_eq!(inspect(&run), (vec![], 1));
+        assert_eq!(inspect(&run), (vec![], 3));
 
         std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
         let (problems, _) = inspect(&run);

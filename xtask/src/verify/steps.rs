@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::counts::{TestCounts, checks};
+use super::counts::{TestCounts, checks, printed_checks};
 use super::{process, quickstart};
 use crate::error::Error;
 use crate::{Report, ladder, tidy};
@@ -69,7 +69,7 @@ pub const STEPS: &[Step] = &[
         &["run", "--release", "-p", "rb-cli", "--", "verify", "--all", "--json", ARBITER_REPORT],
         checks_ran,
     ),
-    rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], nothing_more),
+    rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], gates_ran),
     rb(
         "quickstart-smoke",
         &[
@@ -134,7 +134,10 @@ impl Step {
                 self.clear_results(context)?;
                 let mut command = Command::new("cargo");
                 command.args(*words).current_dir(context.root);
-                command.env("CARGO_TERM_COLOR", "never").env("RUSTDOCFLAGS", "-D warnings");
+                command.env("CARGO_TERM_COLOR", "never");
+                if self.name == "docs" {
+                    command.env("RUSTDOCFLAGS", "-D warnings");
+                }
                 let exited_well = process::run_logged(command, &log_path)?;
                 let bytes = std::fs::read(&log_path).map_err(Error::io("read", &log_path))?;
                 let mut log = String::from_utf8_lossy(&bytes).into_owned();
@@ -216,6 +219,18 @@ fn checks_ran(context: &Context, _: &str) -> Inspection {
     }
 }
 
+fn gates_ran(_: &Context, log: &str) -> Inspection {
+    let (passed, failed) = printed_checks(log);
+    let mut problems = Vec::new();
+    if passed == 0 {
+        problems.push("no gate was checked".into());
+    }
+    if failed > 0 {
+        problems.push(format!("{failed} failed checks, but the command exited with 0"));
+    }
+    Inspection { detail: format!("{} gates, {failed} failed", passed + failed), passed, failed, problems }
+}
+
 fn run_is_complete(context: &Context, _: &str) -> Inspection {
     let (problems, num_losses) = quickstart::inspect(&context.root.join(SMOKE_RUN));
     let detail = format!("{} steps, {num_losses} losses, run directory complete", quickstart::NUM_STEPS);
@@ -233,6 +248,15 @@ mod tests {
         }
         let smoke = STEPS.iter().find(|step| step.name == "quickstart-smoke").unwrap();
         assert!(smoke.describe().contains(&format!("train.max_steps={} ", quickstart::NUM_STEPS)));
+    }
+
+    #[test]
+    fn gates_that_did_not_run_are_a_problem() {
+        let root = crate::tree::root();
+        let context = Context { root: &root, folder: &root };
+        assert!(gates_ran(&context, "x\n5 passed, 0 failed\n").problems.is_empty());
+        assert_eq!(gates_ran(&context, "").problems.len(), 1);
+        assert_eq!(gates_ran(&context, "5 passed, 1 failed\n").problems.len(), 1);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rb_tensor::{DType, Shape, ShapeError, Tensor};
 use super::shared::softmax;
 use crate::host;
 use crate::testing::Case;
-use crate::{AutogradError, Float, GradSinks, Op, ParamStore, Result, Tape, Var, apply, saved};
+use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// What the sum of row losses is divided by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,18 +69,6 @@ pub fn cross_entropy<'t>(
     apply(CrossEntropy::new(logits.shape(), labels, options)?, &[logits])
 }
 
-/// The loss of each row in nats (0 where the label is ignored), without weights or denominator: for
-/// evaluation.
-pub fn row_losses(logits: &Tensor, labels: &Tensor, options: &CrossEntropyOptions) -> Result<Vec<f64>> {
-    let options =
-        CrossEntropyOptions { denominator: Denominator::Fixed(1.0), row_weights: None, ..options.clone() };
-    let op = CrossEntropy { reduce: false, ..CrossEntropy::new(logits.shape(), labels, &options)? };
-    let params = ParamStore::empty();
-    let tape = Tape::inference(&params);
-    let losses = apply(op, &[&tape.constant(logits.clone())])?.detach();
-    Ok(losses.to_dtype(DType::F64)?.to_vec()?)
-}
-
 struct CrossEntropy {
     labels: Tensor,
     weights: Option<Vec<f64>>,
@@ -89,8 +77,6 @@ struct CrossEntropy {
     smoothing: f64,
     z_loss: f64,
     denominator: f64,
-    /// Whether the losses of the rows are added up and divided, or given as they are.
-    reduce: bool,
 }
 
 saved!(
@@ -147,7 +133,6 @@ impl CrossEntropy {
             smoothing: options.label_smoothing,
             z_loss: options.z_loss,
             denominator,
-            reduce: true,
         })
     }
 
@@ -166,10 +151,10 @@ impl Op for CrossEntropy {
             let expected = format!("the axes of logits {logits} but the last");
             return Err(ShapeError::new(Self::NAME, "labels", labels, expected).into());
         }
-        Ok(if self.reduce { Shape::default() } else { labels.clone() })
+        Ok(Shape::default())
     }
 
-    fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, CrossEntropySaved)> {
+    fn host_forward<T: Float>(&self, inputs: &[Tensor], _: &Shape) -> Result<(Tensor, CrossEntropySaved)> {
         let (x, labels) = (inputs[0].as_slice::<T>()?, self.labels.as_slice::<i32>()?);
         let columns = inputs[0].shape().last();
         // Three results a row: shift and sum of exponentials (saved), and the loss.
@@ -199,9 +184,6 @@ impl Op for CrossEntropy {
         let saved =
             CrossEntropySaved { logits: inputs[0].clone(), max: saved(column(0))?, sum: saved(column(1))? };
         let losses = column(2);
-        if !self.reduce {
-            return Ok((Tensor::from_vec(losses, out.clone())?, saved));
-        }
         let terms = losses.iter().enumerate().map(|(row, loss)| loss.to_f64() * self.weight(row));
         Ok((Tensor::scalar(T::from_f64(terms.sum::<f64>() / self.denominator)), saved))
     }
@@ -215,7 +197,7 @@ impl Op for CrossEntropy {
         let CrossEntropySaved { logits, max, sum } = saved;
         let (labels, max, sum) = (self.labels.as_slice::<i32>()?, max.as_slice::<T>()?, sum.as_slice::<T>()?);
         let columns = logits.shape().last();
-        let dy = dy.as_slice::<T>()?;
+        let dy = dy.as_slice::<T>()?[0].to_f64();
         // Turns a row of scores into its gradient in place.
         let differentiate = |row: usize, x: &mut [T]| {
             let label = labels[row];
@@ -229,10 +211,7 @@ impl Op for CrossEntropy {
             // would have lost its digits.
             classes[label as usize] = T::NEG_INFINITY;
             let others = softmax::exp_in_place(classes, max[row]) / sum[row];
-            let factor = T::from_f64(match self.reduce {
-                true => dy[0].to_f64() / self.denominator * self.weight(row),
-                false => dy[row].to_f64(),
-            });
+            let factor = T::from_f64(dy / self.denominator * self.weight(row));
             let z = T::from_f64(2.0 * self.z_loss) * (max[row] + sum[row].ln());
             let even = T::from_f64(self.smoothing / self.classes as f64);
             let scale = (T::ONE + z) / sum[row];
@@ -294,7 +273,7 @@ pub fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GradStore;
+    use crate::{GradStore, ParamStore, Tape};
 
     fn run(
         logits: Vec<f32>,
@@ -387,15 +366,14 @@ mod tests {
         let weights = [0f32, 1.0, 2.0, 4.0];
         let row_weights = Some(Tensor::from_vec(weights.to_vec(), [4]).unwrap());
         let (loss, dx) =
-            run(logits.clone(), 3, labels.clone(), &CrossEntropyOptions { row_weights, ..fixed.clone() })
+            run(logits.clone(), 3, labels.clone(), &CrossEntropyOptions { row_weights, ..fixed })
                 .unwrap();
         for (row, weight) in weights.iter().enumerate() {
             let (dx, plain) = (&dx[3 * row..][..3], &plain[3 * row..][..3]);
             assert!(dx.iter().zip(plain).all(|(dx, plain)| (dx - weight * plain).abs() < 1e-7));
         }
-        let (x, labels) = (Tensor::from_vec(logits, [4, 3]).unwrap(), Tensor::from_vec(labels, [4]).unwrap());
-        let rows = row_losses(&x, &labels, &fixed).unwrap();
-        let sum: f64 = rows.iter().zip(weights).map(|(loss, w)| loss * f64::from(w)).sum();
+        let one_row = |r: usize| run(logits[3 * r..][..3].to_vec(), 3, vec![labels[r]], &Default::default());
+        let sum: f64 = (0..4).map(|r| one_row(r).unwrap().0 * f64::from(weights[r])).sum();
         assert!((loss - sum / 4.0).abs() < 1e-6);
     }
 
@@ -436,13 +414,5 @@ mod tests {
             .collect();
         assert!((whole - parts[0].0 - parts[1].0).abs() < 1e-6);
         assert_eq!(dx, [parts[0].1.clone(), parts[1].1.clone()].concat());
-    }
-
-    #[test]
-    fn row_losses_are_the_rows() {
-        let logits = Tensor::from_vec(vec![0f32, 1.0, 2.0, 0.0], [2, 2]).unwrap();
-        let labels = Tensor::from_vec(vec![1, -100], [2]).unwrap();
-        let rows = row_losses(&logits, &labels, &CrossEntropyOptions::default()).unwrap();
-        assert!((rows[0] - (1.0 + f64::exp(-1.0)).ln()).abs() < 1e-6 && rows[1] == 0.0);
     }
 }

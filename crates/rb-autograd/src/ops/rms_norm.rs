@@ -212,6 +212,23 @@ mod tests {
         assert!(rule(&[2, 0], &[0]).is_err());
     }
 
+    /// Between two linear maps, on whole, sliced and permuted input: every weight gets its gradient.
+    #[test]
+    fn gradients_pass_whatever_the_input_is_made_of() {
+        use super::super::{linear, permute, slice};
+        let shapes: &[&[usize]] = &[&[5, 6], &[5, 6], &[5], &[3, 5]];
+        let net = |name: &str, middle: for<'t> fn(&Var<'t>) -> Result<Var<'t>>| {
+            let case = Case::normal(name, shapes, move |v| {
+                let normed = rms_norm(&middle(&linear(&v[0], &v[1], None)?)?, &v[2], 1e-6)?;
+                linear(&normed, &v[3], None)
+            });
+            crate::testing::gradcheck("rms_norm", &case, 3).unwrap();
+        };
+        net("whole", |x| Ok(x.clone()));
+        net("sliced", |x| slice(x, 0, 1, 3));
+        net("permuted", |x| permute(x, &[1, 0]));
+    }
+
     #[test]
     fn gradcheck() {
         crate::testing::check_op("rms_norm").unwrap();

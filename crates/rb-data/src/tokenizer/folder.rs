@@ -41,7 +41,7 @@ pub(super) fn save(tokenizer: &Tokenizer, folder: &Path, model_max_length: Optio
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
-    crate::atomic::write(path, format!("{value:#}\n").as_bytes())
+    Ok(crate::atomic::write(path, format!("{value:#}\n").as_bytes())?)
 }
 
 /// `eos_token` of the `tokenizer_config.json` beside `tokenizer_json`, if there is such a file and field.

@@ -50,16 +50,22 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
     let text = std::fs::read_to_string(path).map_err(|e| TrainError::io(path, "reading the config", e))?;
     let origin = path.display().to_string();
     let mut config: Config = toml::from_str(&text).map_err(|e| {
-        let line = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count() + 1);
-        let origin = line.map_or(origin.clone(), |line| format!("{origin}:{line}"));
-        TrainError::Config { origin, reason: explain(e.message()) }
+        let line = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count());
+        let origin = line.map_or(origin.clone(), |line| format!("{origin}:{}", line + 1));
+        // A value of the wrong kind is reported without its key, which stands before it.
+        let key = line.and_then(|line| text.lines().nth(line)?.split_once('=')).map(|(key, _)| key.trim());
+        let reason = match (key, explain(e.message())) {
+            (Some(key), reason) if reason.starts_with("invalid ") => format!("{key}: {reason}"),
+            (_, reason) => reason,
+        };
+        TrainError::Config { origin, reason }
     })?;
     let base = path.parent().unwrap_or(Path::new(""));
     let absolute = |p: &mut PathBuf| *p = absolute(&base.join(&*p));
     config.data.paths.iter_mut().for_each(absolute);
     config.tokenizer.path.iter_mut().for_each(absolute);
     if !overrides.is_empty() {
-        config = apply(&config, overrides)?;
+        config = apply_to(&config, overrides, format!("{origin} with overrides"))?;
     }
     config.validate().map_err(|reason| TrainError::Config { origin, reason })?;
     Ok(config)
@@ -67,6 +73,10 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
 
 /// Applies overrides to a config that was already read.
 pub(crate) fn apply(config: &Config, overrides: &[Override]) -> Result<Config> {
+    apply_to(config, overrides, "config with overrides".into())
+}
+
+fn apply_to(config: &Config, overrides: &[Override], origin: String) -> Result<Config> {
     let mut table = to_table(config)?;
     for item in overrides {
         let fail = |reason: String| TrainError::Config { origin: item.name(), reason };
@@ -79,9 +89,7 @@ pub(crate) fn apply(config: &Config, overrides: &[Override]) -> Result<Config> {
         TrainError::Config { origin: "overrides".into(), reason: explain(e.message()) }
     })?;
     config.data.paths.iter_mut().chain(config.tokenizer.path.iter_mut()).for_each(|p| *p = absolute(p));
-    config
-        .validate()
-        .map_err(|reason| TrainError::Config { origin: "config with overrides".into(), reason })?;
+    config.validate().map_err(|reason| TrainError::Config { origin, reason })?;
     Ok(config)
 }
 

@@ -43,6 +43,10 @@ impl Config {
                 t.warmup_steps, t.decay_steps, t.max_steps
             ));
         }
+        let mut model = self.model.clone();
+        // The tokenizer gives the vocabulary later; the other rules need not wait for it.
+        model.vocab_size = model.vocab_size.max(1);
+        model.validate().map_err(|e| e.to_string())?;
         let limit = self.model.max_position_embeddings;
         if t.seq_len > limit {
             return Err(format!(

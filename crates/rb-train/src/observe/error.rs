@@ -51,11 +51,20 @@ impl ObserveError {
     }
 }
 
+impl From<rb_data::atomic::FileError> for ObserveError {
+    fn from(error: rb_data::atomic::FileError) -> Self {
+        Self::Io { action: error.action, path: error.path, source: error.source }
+    }
+}
+
 /// What the user can do about an error of the operating system.
-fn remedy(error: &io::Error) -> &'static str {
+pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull => {
             "the disk is full: free some space (old checkpoints are the largest files), then continue with --resume"
+        }
+        io::ErrorKind::FileTooLarge => {
+            "the file is larger than `ulimit -f` or the file system allows: raise the limit, then continue with --resume"
         }
         io::ErrorKind::QuotaExceeded => {
             "your disk quota is used up: free some space or ask for more, then continue with --resume"
@@ -64,13 +73,13 @@ fn remedy(error: &io::Error) -> &'static str {
             "the file system is read-only: put the run directory on one that can be written"
         }
         io::ErrorKind::PermissionDenied => {
-            "check who owns the run directory and its permissions, or choose another run directory"
+            "check who owns the file and its folder and their permissions, or choose another place"
         }
-        io::ErrorKind::NotFound => "the file or its folder does not exist: check the run directory",
+        io::ErrorKind::NotFound => "the file or its folder does not exist: check the path",
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            "a file and a folder are mixed up there: move it away or choose another run directory"
+            "a file and a folder are mixed up there: move it away or choose another place"
         }
-        _ => "check the disk and the run directory, then continue with --resume",
+        _ => "check the disk and the path, then continue with --resume",
     }
 }
 

@@ -1,8 +1,8 @@
-//! Two ways of writing that a crash or a full disk cannot spoil.
+//! A file of records that a crash or a full disk cannot spoil.
 
 use super::ObserveError;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// A file that grows by whole records: an append that fails is taken back.
@@ -66,45 +66,6 @@ impl AppendFile {
     }
 }
 
-/// Replaces `path` by what `fill` writes, or leaves it untouched: temporary name, fsync, rename, fsync of the folder.
-pub fn replace_atomically(
-    path: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> Result<(), ObserveError>,
-) -> Result<(), ObserveError> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = folder.join(format!(".{name}.tmp-{}", std::process::id()));
-    let result = write_and_rename(&temporary, path, folder, fill);
-    if result.is_err() {
-        // The error that led here is the one to report.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    result
-}
-
-fn write_and_rename(
-    temporary: &Path,
-    path: &Path,
-    folder: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> Result<(), ObserveError>,
-) -> Result<(), ObserveError> {
-    let file = File::create(temporary).map_err(ObserveError::io("create", temporary))?;
-    let mut writer = BufWriter::new(file);
-    fill(&mut writer)?;
-    let file = writer.into_inner().map_err(|e| ObserveError::io("write", temporary)(e.into_error()))?;
-    file.sync_all().map_err(ObserveError::io("flush to disk", temporary))?;
-    std::fs::rename(temporary, path).map_err(ObserveError::io("replace", path))?;
-    // A folder can be opened and synchronised on Unix only; elsewhere the rename itself has to do.
-    #[cfg(unix)]
-    File::open(folder).and_then(|f| f.sync_all()).map_err(ObserveError::io("flush to disk", folder))?;
-    #[cfg(not(unix))]
-    let _ = folder;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::TempDir;
@@ -129,21 +90,5 @@ mod tests {
         let mut file = AppendFile::open(Path::new("/dev/full")).unwrap();
         let text = file.append(b"x").unwrap_err().to_string();
         assert!(text.starts_with("cannot write /dev/full: ") && text.contains("the disk is full"), "{text}");
-    }
-
-    #[test]
-    fn failed_replacement_leaves_the_old_file() {
-        let dir = TempDir::new();
-        let path = dir.path().join("report.html");
-        std::fs::write(&path, "old").unwrap();
-        let failed = replace_atomically(&path, |w| {
-            w.write_all(b"half").unwrap();
-            Err(ObserveError::NotFinite { name: "loss", value: f64::NAN })
-        });
-        assert!(failed.is_err());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
-        replace_atomically(&path, |w| w.write_all(b"new").map_err(ObserveError::io("write", &path))).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

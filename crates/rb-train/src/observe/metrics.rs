@@ -4,7 +4,7 @@
 //! run cuts the file back to the step of its checkpoint, so that a run killed and resumed any number of times
 //! leaves one curve, each step once.
 
-use super::file::{AppendFile, replace_atomically};
+use super::file::AppendFile;
 use super::{ObserveError, Record};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -40,7 +40,7 @@ impl MetricsWriter {
             Err(e) => return Err(ObserveError::io("open", path)(e)),
         };
         let mut dropped_records = 0;
-        replace_atomically(path, |out| {
+        rb_data::atomic::replace(path, |out| {
             for_each_record(path, file, |record, line| {
                 if record.step() > step {
                     dropped_records += 1;

@@ -4,12 +4,10 @@
 //! mailed, archived and opened anywhere.
 
 use super::chart::{Chart, Drawn, SPARSE_COLOR, Scale};
-use super::file::replace_atomically;
 use super::series::{Point, median};
 use super::{EventKind, EventRecord, ObserveError, Record, human, metrics};
 use plotters::style::RGBColor;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 const STYLE: &str = include_str!("report.css");
@@ -60,9 +58,7 @@ impl Report<'_> {
         let records = metrics::read(&run_dir.join("metrics.jsonl"))?;
         let page = self.page(&records)?;
         let path = run_dir.join("report.html");
-        replace_atomically(&path, |out| {
-            out.write_all(page.as_bytes()).map_err(ObserveError::io("write", &path))
-        })?;
+        rb_data::atomic::write(&path, page.as_bytes())?;
         Ok(path)
     }
 
