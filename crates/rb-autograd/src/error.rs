@@ -95,6 +95,9 @@ pub enum AutogradError {
         /// Their names.
         names: Vec<String>,
     },
+    /// The weights were changed through their arena and operations would still read the old bf16 copy.
+    #[error("the bf16 working weights are older than the weights: call `ParamStore::refresh_working` first")]
+    StaleWorkingCopy,
     /// A parameter name that the store does not hold.
     #[error("parameter {name} does not exist in this model")]
     UnknownParameter {

@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
+use rb_cuda::{Arg, Kernel, Launch, kernel};
 use rb_tensor::{Arena, DType, Device, Tensor};
 
+use crate::cuda;
 use crate::host;
 use crate::params::Layout;
 use crate::{AutogradError, Float, ParamId, ParamStore, Result};
@@ -19,6 +21,8 @@ pub enum Beta {
     /// beta = 1: the result is added.
     Accumulate,
 }
+
+const SUM_OF_SQUARES: Kernel = kernel!("sum_of_squares");
 
 /// Gradients of all parameters of one model.
 #[derive(Debug)]
@@ -78,9 +82,14 @@ impl GradStore {
         if names.is_empty() { Ok(()) } else { Err(AutogradError::MissingGradients { names }) }
     }
 
-    /// Euclidean norm over all trainable gradients, accumulated in f64.
+    /// Euclidean norm over all trainable gradients, accumulated in f64. On a GPU it waits for all work before;
+    /// optimizers take it there without waiting.
     pub fn global_norm(&self) -> Result<f64> {
         let mut total = 0.0;
+        if self.device() != Device::Cpu {
+            let parts = self.sum_of_squares_parts()?.to_vec::<f32>()?;
+            return Ok(parts.iter().map(|&x| f64::from(x)).sum::<f64>().sqrt());
+        }
         for entry in self.layout.entries.iter().filter(|e| e.trainable) {
             total += match self.arena.dtype() {
                 DType::F64 => host::sum_of_squares(&self.arena.as_slice::<f64>()?[entry.range()]),
@@ -98,6 +107,26 @@ impl GradStore {
         let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
         self.fresh[index] = true;
         Ok((values, beta))
+    }
+
+    /// On a GPU: partial sums of squares over the whole arena, `[parts]` f32, in a fixed order. Padding, gaps and
+    /// frozen entries hold zeros.
+    pub fn sum_of_squares_parts(&self) -> Result<Tensor> {
+        /// Blocks: several for each multiprocessor of the largest cards, and few enough to add in one block.
+        const PARTS: usize = 1024;
+        let all = self.arena.view(0, [self.layout.numel])?;
+        let Some(gpu) = self.device().gpu() else {
+            return Err(rb_tensor::TensorError::NotOnGpu { op: "sum_of_squares" }.into());
+        };
+        let parts = self.layout.numel.div_ceil(1024).clamp(1, PARTS);
+        let out = cuda::output(gpu, &[parts].into(), DType::F32)?;
+        let launch = Launch::new(&SUM_OF_SQUARES, [parts as u32, 1, 1], [256, 1, 1])
+            .define("T", all.dtype().cuda_name())
+            .arg(all.arg()?)
+            .arg(out.arg()?)
+            .arg(Arg::I64(self.layout.numel as i64));
+        cuda::launch_on(gpu, launch)?;
+        Ok(out)
     }
 
     /// As [`GradStore::slot`] on a GPU: a view that kernels write through.

@@ -27,5 +27,5 @@ pub use error::{AutogradError, Result};
 pub use float::Float;
 pub use grads::{Beta, GradStore};
 pub use op::{GradSinks, Op, Saved, apply};
-pub use params::{Init, Layout, ParamBuilder, ParamEntry, ParamId, ParamStore, Part};
+pub use params::{Init, Layout, ParamBuilder, ParamEntry, ParamId, ParamStore, Part, Precision};
 pub use tape::{LeafGrads, Tape, Var};

@@ -89,11 +89,29 @@ impl Layout {
     }
 }
 
-/// The weights of a model: one flat arena.
+/// In which element types a step computes. Weights, gradients and optimizer state are fp32 in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// Everything in fp32 (f64 for a store of that type).
+    #[default]
+    Full,
+    /// bf16 mixed precision: operations read a bf16 working copy of the weights and give bf16 activations, with
+    /// fp32 accumulation and statistics. Only on a GPU.
+    Bf16 {
+        /// Element type of the residual stream: F32 as PyTorch's autocast, or BF16, which halves its traffic.
+        residual: DType,
+    },
+}
+
+/// The weights of a model: one flat arena, and a bf16 working copy where operations compute in bf16.
 #[derive(Debug)]
 pub struct ParamStore {
     layout: Arc<Layout>,
     weights: Arena,
+    working: Option<Arena>,
+    precision: Precision,
+    /// Whether the weights changed and the working copy did not.
+    working_is_stale: bool,
 }
 
 impl ParamStore {
@@ -115,9 +133,69 @@ impl ParamStore {
         &self.weights
     }
 
-    /// The flat weights, to change. Optimizers and loaders use it.
+    /// The flat weights, to change. With a working copy, call [`ParamStore::refresh_working`] afterwards.
     pub fn arena_mut(&mut self) -> &mut Arena {
+        self.working_is_stale = self.working.is_some();
         &mut self.weights
+    }
+
+    /// The flat weights and the working copy, for an optimizer that writes both.
+    pub fn arenas_mut(&mut self) -> (&mut Arena, Option<&mut Arena>) {
+        (&mut self.weights, self.working.as_mut())
+    }
+
+    /// In which element types a step computes.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Chooses in which element types steps compute; makes or drops the working copy.
+    ///
+    /// # Errors
+    /// bf16 on the host, or a residual stream that is neither F32 nor BF16.
+    pub fn set_precision(&mut self, precision: Precision) -> Result<()> {
+        self.precision = Precision::Full;
+        self.working = None;
+        if let Precision::Bf16 { residual } = precision {
+            let device = self.weights.device();
+            if device == Device::Cpu || self.weights.dtype() != DType::F32 {
+                return Err(AutogradError::Unsupported { op: "bf16 precision", dtype: DType::BF16, device });
+            }
+            if !matches!(residual, DType::F32 | DType::BF16) {
+                let (argument, expected) = ("residual", "f32 or bf16".to_string());
+                let got = residual.to_string();
+                return Err(AutogradError::Argument { op: "bf16 precision", argument, got, expected });
+            }
+            self.working = Some(Arena::zeros("working weights", self.layout.numel, DType::BF16, device)?);
+            self.precision = precision;
+            self.refresh_working()?;
+        }
+        Ok(())
+    }
+
+    /// Brings the working copy up to date with the weights.
+    pub fn refresh_working(&mut self) -> Result<()> {
+        if let Some(working) = &mut self.working {
+            working.convert_from(&self.weights)?;
+        }
+        self.working_is_stale = false;
+        Ok(())
+    }
+
+    /// A copy of the store on another device, in the same precision where that device has it and in full where
+    /// not.
+    pub fn to_device(&self, device: Device) -> Result<ParamStore> {
+        let mut weights = Arena::zeros("weights", self.layout.numel, self.weights.dtype(), device)?;
+        weights.convert_from(&self.weights)?;
+        let mut copy = ParamStore::of(self.layout.clone(), weights);
+        if device != Device::Cpu {
+            copy.set_precision(self.precision)?;
+        }
+        Ok(copy)
+    }
+
+    fn of(layout: Arc<Layout>, weights: Arena) -> ParamStore {
+        ParamStore { layout, weights, working: None, precision: Precision::Full, working_is_stale: false }
     }
 
     /// The entry of a handle.
@@ -132,13 +210,18 @@ impl ParamStore {
         Ok(ParamId(index as u32))
     }
 
-    /// The value of an entry (padding included): a view into the arena.
+    /// The value of an entry as operations read it (padding included): a view into the working copy, or into the
+    /// weights where there is none.
     pub fn tensor(&self, id: ParamId) -> Result<Tensor> {
         let entry = self.entry(id);
-        Ok(self.weights.view(entry.offset, &entry.shape)?)
+        if self.working_is_stale {
+            return Err(AutogradError::StaleWorkingCopy);
+        }
+        let arena = self.working.as_ref().unwrap_or(&self.weights);
+        Ok(arena.view(entry.offset, &entry.shape)?)
     }
 
-    /// The value of a named part: a view into the arena.
+    /// The value of a named part in full precision: a view into the weights.
     pub fn part(&self, name: &str) -> Result<Tensor> {
         let part = self.layout.part(name)?;
         Ok(self.weights.view(part.offset, &part.shape)?)
@@ -153,15 +236,17 @@ impl ParamStore {
         if value.shape() != &part.shape {
             return Err(ShapeError::new("set_part", name, value.shape(), &part.shape).into());
         }
-        Ok(self.weights.write(part.offset, value)?)
+        self.weights.write(part.offset, value)?;
+        match &mut self.working {
+            Some(working) => Ok(working.write(part.offset, value)?),
+            None => Ok(()),
+        }
     }
 
     /// A copy of the store in another element type: the f64 twin of a model, for checks.
     pub fn to_dtype(&self, dtype: DType) -> Result<ParamStore> {
-        let mut twin = ParamStore {
-            layout: self.layout.clone(),
-            weights: Arena::zeros("weights", self.layout.numel, dtype, self.weights.device())?,
-        };
+        let weights = Arena::zeros("weights", self.layout.numel, dtype, self.weights.device())?;
+        let mut twin = ParamStore::of(self.layout.clone(), weights);
         for (_, part) in self.layout.parts() {
             twin.set_part(&part.name, &self.part(&part.name)?)?;
         }
@@ -239,7 +324,7 @@ impl ParamBuilder {
     /// it, so values depend on the seed and the name, not on the order of declaration or on packing.
     pub fn build(self, rng: &Rng, device: Device) -> Result<ParamStore> {
         let inits: Vec<Init> = self.entries.iter().map(|(_, init)| *init).collect();
-        let mut store = self.build_zeros(DType::F32, device)?;
+        let mut store = self.build_zeros(DType::F32, Device::Cpu)?;
         let layout = store.layout.clone();
         let weights = store.weights.as_mut_slice::<f32>()?;
         for (entry, init) in layout.entries.iter().zip(inits) {
@@ -255,10 +340,11 @@ impl ParamBuilder {
                 }
             }
         }
-        Ok(store)
+        if device == Device::Cpu { Ok(store) } else { store.to_device(device) }
     }
 
-    fn build_zeros(self, dtype: DType, device: Device) -> Result<ParamStore> {
+    /// Lays out the arena and leaves it zero: for weights that are loaded next, and for plans.
+    pub fn build_zeros(self, dtype: DType, device: Device) -> Result<ParamStore> {
         let mut entries: Vec<ParamEntry> = self.entries.into_iter().map(|(e, _)| e).collect();
         let mut numel = 0usize;
         for decay in [true, false] {
@@ -271,7 +357,7 @@ impl ParamBuilder {
             }
         }
         let weights = Arena::zeros("weights", numel, dtype, device)?;
-        Ok(ParamStore { layout: Arc::new(Layout { entries, numel }), weights })
+        Ok(ParamStore::of(Arc::new(Layout { entries, numel }), weights))
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use rb_tensor::{DType, Shape, ShapeError, Tensor};
 
 use crate::op::{BackwardState, Node};
-use crate::{AutogradError, GradStore, ParamId, ParamStore, Result};
+use crate::{AutogradError, GradStore, ParamId, ParamStore, Precision, Result};
 
 /// Where a variable comes from, and so where its gradient goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,19 @@ impl<'p> Tape<'p> {
     /// The store this tape reads.
     pub fn params(&self) -> &'p ParamStore {
         self.params
+    }
+
+    /// The element type in which the residual stream of a model should start.
+    pub fn residual_dtype(&self) -> DType {
+        match self.params.precision() {
+            Precision::Full => self.params.arena().dtype(),
+            Precision::Bf16 { residual } => residual,
+        }
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> rb_tensor::Device {
+        self.params.arena().device()
     }
 
     /// A parameter as a variable; a constant if it is frozen.

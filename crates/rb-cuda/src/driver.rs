@@ -44,6 +44,7 @@ api! {
         fn cuStreamSynchronize(Handle);
         fn cuMemGetInfo_v2(*mut usize, *mut usize);
         fn cuMemAlloc_v2(*mut u64, usize);
+        fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         fn cuMemsetD8Async(u64, u8, usize, Handle);
         fn cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle);
         fn cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle);

@@ -53,6 +53,10 @@ pub(crate) trait Backend: Segments + Send + Sync {
     fn memset(&self, pointer: u64, byte: u8, bytes: usize) -> Result<()>;
     fn upload(&self, pointer: u64, source: &[u8]) -> Result<()>;
     fn download(&self, pointer: u64, target: &mut [u8]) -> Result<()>;
+    /// Starts to copy at most [`READ_BYTES`] bytes to the host.
+    fn start_read(&self, pointer: u64, bytes: usize) -> Result<Ticket>;
+    /// Waits for such a copy alone, not for work enqueued after it.
+    fn finish_read(&self, ticket: Ticket) -> Result<Vec<u8>>;
     fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()>;
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
     /// `C`, the last of the pointers, from `A` and `B`; the workspace has [`WORKSPACE_BYTES`].
@@ -240,6 +244,19 @@ impl Gpu {
         self.0.backend.download(buffer.pointer(offset), target)
     }
 
+    /// Starts to copy a few bytes (at most 4096) to the host. Unlike [`Gpu::download`], neither this nor the wait
+    /// later holds up work that is enqueued in between.
+    pub fn read_later(&self, buffer: &Buffer, offset: usize, bytes: usize) -> Result<Reading> {
+        buffer.check(offset, bytes)?;
+        if bytes > READ_BYTES {
+            return Err(CudaError::Unsupported {
+                what: "read_later".into(),
+                reason: format!("{bytes} bytes, at most {READ_BYTES} can be read a step late"),
+            });
+        }
+        Ok(Reading { gpu: *self, ticket: self.0.backend.start_read(buffer.pointer(offset), bytes)? })
+    }
+
     /// Copies bytes between two buffers of this device.
     pub fn copy(
         &self,
@@ -332,6 +349,11 @@ impl Gpu {
         self.0.backend.synchronize()
     }
 
+    /// Most bytes that buffers may take.
+    pub fn budget_bytes(&self) -> usize {
+        lock(&self.0.pool).budget()
+    }
+
     /// Memory in use and its peak.
     pub fn memory(&self) -> MemoryStats {
         lock(&self.0.pool).stats()
@@ -374,6 +396,30 @@ impl Gpu {
     /// Every kernel launched so far, with its constants.
     pub fn units(&self) -> Vec<Unit> {
         lock(&self.0.units).keys().cloned().collect()
+    }
+}
+
+/// Most bytes of one [`Gpu::read_later`].
+pub(crate) const READ_BYTES: usize = 4096;
+
+/// Where a copy to the host is on its way to.
+pub(crate) struct Ticket {
+    pub(crate) host: usize,
+    pub(crate) event: crate::driver::Handle,
+    pub(crate) bytes: usize,
+}
+
+/// Bytes on their way to the host.
+#[must_use]
+pub struct Reading {
+    gpu: Gpu,
+    ticket: Ticket,
+}
+
+impl Reading {
+    /// Waits for the bytes, and for nothing enqueued after them.
+    pub fn wait(self) -> Result<Vec<u8>> {
+        self.gpu.0.backend.finish_read(self.ticket)
     }
 }
 
@@ -468,6 +514,12 @@ impl Backend for Dry {
     fn download(&self, _: u64, target: &mut [u8]) -> Result<()> {
         target.fill(0);
         Ok(())
+    }
+    fn start_read(&self, _: u64, bytes: usize) -> Result<Ticket> {
+        Ok(Ticket { host: 0, event: crate::driver::Handle::NULL, bytes })
+    }
+    fn finish_read(&self, ticket: Ticket) -> Result<Vec<u8>> {
+        Ok(vec![0; ticket.bytes])
     }
     fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())

@@ -29,7 +29,7 @@ pub use check::SelfCheck;
 pub use compile::{Compiled, Compiler};
 pub use discover::{Component, Found, discover, probe};
 pub use error::{CudaError, Result};
-pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats};
+pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats, Reading};
 pub use kernel::{Arg, Kernel, Launch, Unit};
 pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};

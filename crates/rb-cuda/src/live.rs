@@ -11,7 +11,7 @@ use crate::compile::{Compiler, in_parallel};
 use crate::cublaslt::CublasLt;
 use crate::discover::Search;
 use crate::driver::{Driver, Handle};
-use crate::gpu::{Backend, PrepareStats, lock};
+use crate::gpu::{Backend, PrepareStats, READ_BYTES, Ticket, lock};
 use crate::kernel::{Arg, Launch, Unit};
 use crate::library::{LibraryInfo, call};
 use crate::matmul::Matmul;
@@ -71,6 +71,7 @@ impl Gpu {
             shared_limit,
             uses_host_pages,
             loaded: Mutex::default(),
+            idle_slots: Mutex::default(),
         };
         let (free, _) = live.memory_info()?;
         let budget_bytes = Some(options.budget_bytes.unwrap_or(free));
@@ -105,6 +106,14 @@ struct Live {
     /// Whether copies from pageable memory may read it after the call returns.
     uses_host_pages: bool,
     loaded: Mutex<BTreeMap<Unit, Loaded>>,
+    /// Page-locked host memory and events that no reading uses now.
+    idle_slots: Mutex<Vec<Slot>>,
+}
+
+/// Page-locked host memory with the event that says when it holds what was read.
+struct Slot {
+    host: usize,
+    event: Handle,
 }
 
 impl Live {
@@ -126,6 +135,16 @@ impl Live {
         // SAFETY: the module is loaded and the name is zero-terminated.
         unsafe { call!(self.driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
         Ok(Loaded { function, shared_bytes: PLAIN_SHARED_BYTES })
+    }
+
+    fn new_slot(&self) -> Result<Slot> {
+        let (mut host, mut event) = (std::ptr::null_mut(), Handle::NULL);
+        // SAFETY: the argument points to an address that lives through the call; the context is current. The
+        // memory is never freed: slots are reused to the end of the process.
+        unsafe { call!(self.driver, cuMemHostAlloc(&mut host, READ_BYTES, 0)) }?;
+        // SAFETY: the argument points to a handle that lives through the call; the context is current.
+        unsafe { call!(self.driver, cuEventCreate(&mut event, 0)) }?;
+        Ok(Slot { host: host as usize, event })
     }
 
     /// The function of a launch, allowed its shared memory.
@@ -211,6 +230,32 @@ impl Backend for Live {
         // Even after an error nothing may write to the target once it is given back.
         let waited = self.synchronize();
         copied.and(waited)
+    }
+
+    fn start_read(&self, pointer: u64, bytes: usize) -> Result<Ticket> {
+        self.enter()?;
+        let idle = lock(&self.idle_slots).pop();
+        let slot = match idle {
+            Some(slot) => slot,
+            None => self.new_slot()?,
+        };
+        let to = slot.host as *mut c_void;
+        // SAFETY: the range lies in a live block of this device and is no longer than a slot: `Gpu` checks both.
+        // The slot is page-locked memory that nothing else uses until the ticket is redeemed.
+        unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, bytes, self.stream)) }?;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuEventRecord(slot.event, self.stream)) }?;
+        Ok(Ticket { host: slot.host, event: slot.event, bytes })
+    }
+
+    fn finish_read(&self, ticket: Ticket) -> Result<Vec<u8>> {
+        self.enter()?;
+        // SAFETY: the event is alive and was recorded after the copy.
+        unsafe { call!(self.driver, cuEventSynchronize(ticket.event)) }?;
+        // SAFETY: the slot holds at least that many bytes, all written by the copy that is now done.
+        let bytes = unsafe { std::slice::from_raw_parts(ticket.host as *const u8, ticket.bytes) }.to_vec();
+        lock(&self.idle_slots).push(Slot { host: ticket.host, event: ticket.event });
+        Ok(bytes)
     }
 
     fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {

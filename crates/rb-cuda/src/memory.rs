@@ -72,6 +72,10 @@ impl Pool {
         }
     }
 
+    pub(crate) fn budget(&self) -> usize {
+        self.budget
+    }
+
     /// A block of at least `bytes` bytes.
     pub(crate) fn take(&mut self, bytes: usize, holder: &'static str, from: &dyn Segments) -> Result<u64> {
         let bytes = bytes.max(1).next_multiple_of(ALIGN);

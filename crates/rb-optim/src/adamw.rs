@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use rb_autograd::{Float, GradStore, ParamStore};
+use rb_cuda::{Kernel, kernel};
 use rb_tensor::Tensor;
 
 use crate::error::require;
-use crate::update::{State, Update};
+use crate::update::{CudaUpdate, GradScale, State, Update};
 use crate::{Optimizer, Result};
 
 /// Numbers of [`AdamW`]. The defaults are those of most published language models, not PyTorch's.
@@ -59,6 +60,20 @@ impl AdamW {
         Ok(AdamW { config, state: State::new(NAME, ["exp_avg", "exp_avg_sq"], params)? })
     }
 
+    fn update(&self, lr: f64) -> AdamWUpdate {
+        let AdamWConfig { beta1, beta2, eps, weight_decay } = self.config;
+        let t = (self.state.steps + 1) as f64;
+        AdamWUpdate {
+            keep: 1.0 - lr * weight_decay,
+            beta1,
+            beta2,
+            step_size: lr / (1.0 - beta1.powf(t)),
+            correction2: 1.0 / (1.0 - beta2.powf(t)).sqrt(),
+            eps,
+            weight_decay,
+        }
+    }
+
     /// The numbers it was made with.
     pub fn config(&self) -> &AdamWConfig {
         &self.config
@@ -77,23 +92,28 @@ impl Optimizer for AdamW {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        self.state.check(params, grads, lr, grad_scale)?;
-        let AdamWConfig { beta1, beta2, eps, weight_decay } = self.config;
-        let t = (self.state.steps + 1) as f64;
-        let update = AdamWUpdate {
-            grad_scale,
-            keep: 1.0 - lr * weight_decay,
-            one_minus_beta1: 1.0 - beta1,
-            beta2,
-            step_size: lr / (1.0 - beta1.powf(t)),
-            correction2: 1.0 / (1.0 - beta2.powf(t)).sqrt(),
-            eps,
-        };
-        self.state.apply(&update, params, grads)
+        let update = self.update(lr);
+        self.state.run(&update, params, grads, lr, GradScale::Fixed(grad_scale)).map(drop)
     }
 
-    fn steps_done(&self) -> u64 {
-        self.state.steps
+    fn clipped_step(
+        &mut self,
+        params: &mut ParamStore,
+        grads: &mut GradStore,
+        lr: f64,
+        max_norm: f64,
+        loss: &Tensor,
+    ) -> Result<Tensor> {
+        let update = self.update(lr);
+        self.state.run(&update, params, grads, lr, GradScale::Clip { max_norm, loss })
+    }
+
+    fn halt_on_non_finite(&mut self, halt: bool) {
+        self.state.halt = halt;
+    }
+
+    fn steps_done(&self) -> Result<u64> {
+        self.state.steps_done()
     }
 
     fn state(&self) -> Result<Vec<(String, Tensor)>> {
@@ -107,29 +127,44 @@ impl Optimizer for AdamW {
 
 /// What is the same for every element of one step.
 struct AdamWUpdate {
-    grad_scale: f64,
     /// Factor of decayed weights.
     keep: f64,
-    one_minus_beta1: f64,
+    beta1: f64,
     beta2: f64,
     /// `lr / (1 - beta1^t)`
     step_size: f64,
     /// `1 / sqrt(1 - beta2^t)`
     correction2: f64,
     eps: f64,
+    weight_decay: f64,
 }
 
+const ADAMW_STEP: Kernel = kernel!("adamw_step");
+
 impl Update<2> for AdamWUpdate {
-    fn update<T: Float>(&self, decay: bool, weights: &mut [T], grads: &[T], [m, v]: [&mut [T]; 2]) {
+    fn update<T: Float>(
+        &self,
+        decay: bool,
+        grad_scale: f64,
+        weights: &mut [T],
+        grads: &[T],
+        [m, v]: [&mut [T]; 2],
+    ) {
         let keep = T::from_f64(if decay { self.keep } else { 1.0 });
         let [scale, step_size, correction2, eps] =
-            [self.grad_scale, self.step_size, self.correction2, self.eps].map(T::from_f64);
-        let [rate1, beta2, rate2] = [self.one_minus_beta1, self.beta2, 1.0 - self.beta2].map(T::from_f64);
+            [grad_scale, self.step_size, self.correction2, self.eps].map(T::from_f64);
+        let [rate1, beta2, rate2] = [1.0 - self.beta1, self.beta2, 1.0 - self.beta2].map(T::from_f64);
         for (((p, &g), m), v) in weights.iter_mut().zip(grads).zip(m).zip(v) {
             let g = g * scale;
             *m += rate1 * (g - *m);
             *v = beta2 * *v + rate2 * (g * g);
             *p = *p * keep - step_size * (*m / (v.sqrt() * correction2 + eps));
         }
+    }
+
+    fn cuda(&self) -> CudaUpdate {
+        let AdamWUpdate { beta1, beta2, eps, weight_decay, .. } = *self;
+        let constants = [1.0 - beta1, beta2, 1.0 - beta2, eps].map(|x| x as f32).to_vec();
+        CudaUpdate { kernel: &ADAMW_STEP, beta1, beta2, weight_decay, constants }
     }
 }

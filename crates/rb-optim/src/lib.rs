@@ -61,6 +61,7 @@
 
 mod adamw;
 mod clip;
+mod cuda;
 mod error;
 mod optimizer;
 mod schedule;

@@ -28,8 +28,28 @@ pub trait Optimizer: Send {
         grad_scale: f64,
     ) -> Result<()>;
 
-    /// Steps made since the beginning of training, those before [`Optimizer::load_state`] included.
-    fn steps_done(&self) -> u64;
+    /// As [`Optimizer::step`] with gradients clipped to the global norm `max_norm` (0: not clipped), and gives the
+    /// norm before clipping as a scalar. Where it or `loss` is not finite nothing changes, the step is not counted and the
+    /// gradients stay. On a GPU nothing is waited for: read the norm later.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    fn clipped_step(
+        &mut self,
+        params: &mut ParamStore,
+        grads: &mut GradStore,
+        lr: f64,
+        max_norm: f64,
+        loss: &Tensor,
+    ) -> Result<Tensor>;
+
+    /// On a GPU, where a norm is read after later steps were enqueued: whether the first norm that is not finite
+    /// keeps all later steps from changing anything until state is loaded.
+    fn halt_on_non_finite(&mut self, halt: bool);
+
+    /// Steps made since the beginning of training, those before [`Optimizer::load_state`] included. On a GPU it
+    /// waits for all work before.
+    fn steps_done(&self) -> Result<u64>;
 
     /// The state by name (`exp_avg/model.norm.weight`): trainable parameters only, padding rows left out.
     /// The tensors are views: drop them before the next step.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use rb_autograd::{Float, GradStore, ParamStore};
+use rb_cuda::{Kernel, kernel};
 use rb_tensor::Tensor;
 
 use crate::error::require;
-use crate::update::{State, Update};
+use crate::update::{CudaUpdate, GradScale, State, Update};
 use crate::{Optimizer, Result};
 
 /// Numbers of [`Sgd`].
@@ -52,6 +53,11 @@ impl Sgd {
         Ok(Sgd { config, state: State::new(NAME, ["momentum_buffer"], params)? })
     }
 
+    fn update(&self, lr: f64) -> SgdUpdate {
+        let SgdConfig { momentum, weight_decay } = self.config;
+        SgdUpdate { keep: 1.0 - lr * weight_decay, momentum, lr, weight_decay }
+    }
+
     /// The numbers it was made with.
     pub fn config(&self) -> &SgdConfig {
         &self.config
@@ -70,14 +76,28 @@ impl Optimizer for Sgd {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        self.state.check(params, grads, lr, grad_scale)?;
-        let SgdConfig { momentum, weight_decay } = self.config;
-        let keep = 1.0 - lr * weight_decay;
-        self.state.apply(&SgdUpdate { grad_scale, keep, momentum, lr }, params, grads)
+        let update = self.update(lr);
+        self.state.run(&update, params, grads, lr, GradScale::Fixed(grad_scale)).map(drop)
     }
 
-    fn steps_done(&self) -> u64 {
-        self.state.steps
+    fn clipped_step(
+        &mut self,
+        params: &mut ParamStore,
+        grads: &mut GradStore,
+        lr: f64,
+        max_norm: f64,
+        loss: &Tensor,
+    ) -> Result<Tensor> {
+        let update = self.update(lr);
+        self.state.run(&update, params, grads, lr, GradScale::Clip { max_norm, loss })
+    }
+
+    fn halt_on_non_finite(&mut self, halt: bool) {
+        self.state.halt = halt;
+    }
+
+    fn steps_done(&self) -> Result<u64> {
+        self.state.steps_done()
     }
 
     fn state(&self) -> Result<Vec<(String, Tensor)>> {
@@ -91,20 +111,35 @@ impl Optimizer for Sgd {
 
 /// What is the same for every element of one step.
 struct SgdUpdate {
-    grad_scale: f64,
     /// Factor of decayed weights.
     keep: f64,
     momentum: f64,
     lr: f64,
+    weight_decay: f64,
 }
 
+const SGD_STEP: Kernel = kernel!("sgd_step");
+
 impl Update<1> for SgdUpdate {
-    fn update<T: Float>(&self, decay: bool, weights: &mut [T], grads: &[T], [velocity]: [&mut [T]; 1]) {
+    fn update<T: Float>(
+        &self,
+        decay: bool,
+        grad_scale: f64,
+        weights: &mut [T],
+        grads: &[T],
+        [velocity]: [&mut [T]; 1],
+    ) {
         let keep = T::from_f64(if decay { self.keep } else { 1.0 });
-        let [scale, momentum, lr] = [self.grad_scale, self.momentum, self.lr].map(T::from_f64);
+        let [scale, momentum, lr] = [grad_scale, self.momentum, self.lr].map(T::from_f64);
         for ((p, &g), b) in weights.iter_mut().zip(grads).zip(velocity) {
             *b = momentum * *b + g * scale;
             *p = *p * keep - lr * *b;
         }
+    }
+
+    fn cuda(&self) -> CudaUpdate {
+        let constants = vec![self.momentum as f32];
+        // No bias correction: with both betas 0 the kernel's corrections are 1.
+        CudaUpdate { kernel: &SGD_STEP, beta1: 0.0, beta2: 0.0, weight_decay: self.weight_decay, constants }
     }
 }

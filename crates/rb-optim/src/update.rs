@@ -11,6 +11,8 @@ use rayon::prelude::*;
 use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamStore};
 use rb_tensor::{Arena, DType, ShapeError, Tensor};
 
+use crate::cuda::CudaState;
+pub(crate) use crate::cuda::CudaUpdate;
 use crate::error::require;
 use crate::{OptimError, Result};
 
@@ -19,7 +21,31 @@ const TASK_ELEMENTS: usize = 16 * 1024;
 
 /// The formula of an optimizer with `N` state arrays, on equally long slices.
 pub(crate) trait Update<const N: usize>: Sync {
-    fn update<T: Float>(&self, decay: bool, weights: &mut [T], grads: &[T], state: [&mut [T]; N]);
+    fn update<T: Float>(
+        &self,
+        decay: bool,
+        grad_scale: f64,
+        weights: &mut [T],
+        grads: &[T],
+        state: [&mut [T]; N],
+    );
+
+    /// The same on a GPU.
+    fn cuda(&self) -> CudaUpdate;
+}
+
+/// How gradients are scaled as they are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GradScale<'a> {
+    /// By this factor.
+    Fixed(f64),
+    /// Down to this global norm; 0 turns it off.
+    Clip {
+        /// The limit.
+        max_norm: f64,
+        /// Where it is not finite, nothing changes either.
+        loss: &'a Tensor,
+    },
 }
 
 /// `N` arenas in the layout of the weights, with names.
@@ -29,7 +55,10 @@ pub(crate) struct State<const N: usize> {
     names: [&'static str; N],
     layout: Arc<Layout>,
     arenas: [Arena; N],
+    /// Steps done on the host; on a GPU the device counts.
     pub(crate) steps: u64,
+    pub(crate) halt: bool,
+    cuda: Option<CudaState>,
 }
 
 impl<const N: usize> State<N> {
@@ -45,7 +74,8 @@ impl<const N: usize> State<N> {
         }
         // INVARIANT: the loop pushed one arena a name, and there are N names.
         let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
-        Ok(State { optimizer, names, layout, arenas, steps: 0 })
+        let cuda = weights.device().gpu().map(CudaState::new).transpose()?;
+        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, cuda })
     }
 
     /// Everything that may forbid a step, checked before anything changes.
@@ -68,25 +98,61 @@ impl<const N: usize> State<N> {
         Ok(grads.require_complete()?)
     }
 
-    /// Runs `update` over all ranges, counts the step and marks the gradients stale.
-    pub(crate) fn apply(
+    /// Checks, runs `update` over all ranges, counts the step and marks the gradients stale. Gives the norm of the
+    /// gradients before clipping, as a scalar; it is not taken on the host where nothing is clipped.
+    pub(crate) fn run(
         &mut self,
         update: &impl Update<N>,
         params: &mut ParamStore,
         grads: &mut GradStore,
-    ) -> Result<()> {
+        lr: f64,
+        scale: GradScale<'_>,
+    ) -> Result<Tensor> {
+        let fixed = if let GradScale::Fixed(factor) = scale { factor } else { 1.0 };
+        self.check(params, grads, lr, fixed)?;
+        if let Some(cuda) = &self.cuda {
+            let norm = cuda.run(
+                &update.cuda(),
+                &self.layout,
+                params,
+                grads,
+                &mut self.arenas,
+                (lr, scale, self.halt),
+            )?;
+            grads.mark_stale();
+            return Ok(norm);
+        }
+        let (factor, norm) = match scale {
+            GradScale::Fixed(factor) => (factor, f64::NAN),
+            GradScale::Clip { max_norm, loss } => {
+                let norm = grads.global_norm()?;
+                if !norm.is_finite() || !loss.item()?.is_finite() {
+                    return Ok(Tensor::scalar(norm));
+                }
+                (crate::clip_coefficient(norm, max_norm), norm)
+            }
+        };
         match params.arena().dtype() {
-            DType::F64 => self.apply_typed::<f64>(update, params, grads)?,
-            _ => self.apply_typed::<f32>(update, params, grads)?,
+            DType::F64 => self.apply_typed::<f64>(update, factor, params, grads)?,
+            _ => self.apply_typed::<f32>(update, factor, params, grads)?,
         }
         grads.mark_stale();
         self.steps += 1;
-        Ok(())
+        Ok(Tensor::scalar(norm))
+    }
+
+    /// Steps done, whoever counts them.
+    pub(crate) fn steps_done(&self) -> Result<u64> {
+        match &self.cuda {
+            Some(cuda) => cuda.steps_done(),
+            None => Ok(self.steps),
+        }
     }
 
     fn apply_typed<T: Float>(
         &mut self,
         update: &impl Update<N>,
+        grad_scale: f64,
         params: &mut ParamStore,
         grads: &GradStore,
     ) -> Result<()> {
@@ -109,7 +175,7 @@ impl<const N: usize> State<N> {
             }
         }
         tasks.into_par_iter().for_each(|(decay, weights, grads, slices)| {
-            update.update(decay, weights, grads, slices);
+            update.update(decay, grad_scale, weights, grads, slices);
         });
         Ok(())
     }
@@ -150,7 +216,10 @@ impl<const N: usize> State<N> {
             }
         }
         self.steps = steps_done;
-        Ok(())
+        match &self.cuda {
+            Some(cuda) => cuda.set_steps(steps_done),
+            None => Ok(()),
+        }
     }
 }
 

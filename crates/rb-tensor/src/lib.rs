@@ -28,4 +28,4 @@ pub use error::{Result, ShapeError, TensorError};
 pub use half::bf16;
 pub use rng::{Rng, RngState};
 pub use shape::Shape;
-pub use tensor::Tensor;
+pub use tensor::{LaterItem, Tensor};

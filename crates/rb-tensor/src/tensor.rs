@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rb_cuda::{Arg, Place};
+use rb_cuda::{Arg, Place, Reading};
 
 use crate::storage::Storage;
 use crate::{DType, Device, Elem, Result, Shape, ShapeError, TensorError};
@@ -133,6 +133,18 @@ impl Tensor {
         Ok(self.to_device(Device::Cpu)?.to_dtype(DType::F64)?.as_slice::<f64>()?[0])
     }
 
+    /// Starts to read the one value of a tensor with a single element. On a GPU neither this nor the wait holds
+    /// up work that is enqueued in between.
+    pub fn item_later(&self) -> Result<LaterItem> {
+        match (self.device().gpu(), self.dtype()) {
+            (Some(gpu), DType::F32) if self.numel() == 1 => {
+                let place = self.place()?;
+                Ok(LaterItem::Coming(gpu.read_later(place.buffer, place.offset_bytes, 4)?))
+            }
+            _ => Ok(LaterItem::Here(self.item()?)),
+        }
+    }
+
     /// The same values with another shape; shares the buffer.
     ///
     /// # Errors
@@ -218,6 +230,28 @@ impl Tensor {
             got: self.dtype(),
             expected: dtype.to_string(),
         })
+    }
+}
+
+/// A value that may still be on its way from a GPU.
+pub enum LaterItem {
+    /// It is here.
+    Here(f64),
+    /// It is being read.
+    Coming(Reading),
+}
+
+impl LaterItem {
+    /// The value, waited for.
+    pub fn wait(self) -> Result<f64> {
+        match self {
+            LaterItem::Here(value) => Ok(value),
+            LaterItem::Coming(reading) => {
+                let bytes = reading.wait()?;
+                let value: f32 = bytemuck::pod_read_unaligned(&bytes);
+                Ok(f64::from(value))
+            }
+        }
     }
 }
 

@@ -45,13 +45,26 @@ pub struct RunSection {
     pub seed: u64,
     /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
     pub device: DeviceChoice,
-    /// Element type of weights and arithmetic.
+    /// `auto` (`bf16` on a GPU, `fp32` on the CPU), `fp32` or `bf16`. Weights, gradients and optimizer state are
+    /// fp32 in each.
     pub precision: Precision,
+    /// Element type of the residual stream with bf16: `fp32`, as PyTorch's autocast, or `bf16`.
+    pub residual_dtype: ResidualDtype,
+    /// Most MiB of GPU memory that the run may take. Left out: what is free when it starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_budget_mib: Option<u64>,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        RunSection { out: None, seed: 0, device: DeviceChoice::Auto, precision: Precision::Fp32 }
+        RunSection {
+            out: None,
+            seed: 0,
+            device: DeviceChoice::Auto,
+            precision: Precision::Auto,
+            residual_dtype: ResidualDtype::Fp32,
+            gpu_memory_budget_mib: None,
+        }
     }
 }
 
@@ -71,8 +84,23 @@ pub enum DeviceChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// bf16 on a GPU, fp32 on the CPU.
+    Auto,
     /// IEEE single precision throughout.
     Fp32,
+    /// bf16 mixed precision: fp32 weights, gradients, optimizer state, statistics and loss; bf16 products and
+    /// activations. Only on a GPU.
+    Bf16,
+}
+
+/// Element type of the residual stream in bf16 mixed precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ResidualDtype {
+    /// fp32, as PyTorch's autocast gives it.
+    Fp32,
+    /// bf16: half the traffic and memory of the stream.
+    Bf16,
 }
 
 /// `[data]`

@@ -1,23 +1,57 @@
-//! Which device a run uses.
+//! Which device and element types a run uses.
 
-use rb_tensor::Device;
+use rb_autograd::Precision;
+use rb_cuda::{CudaError, Gpu, GpuOptions};
+use rb_tensor::{DType, Device};
 
-use crate::config::DeviceChoice;
+use crate::config::{DeviceChoice, Precision as PrecisionChoice, ResidualDtype, RunSection};
 use crate::{Result, TrainError};
 
-/// The device for a choice in a config.
+/// The device for the choice in a config, and a line for the user where `auto` passes a GPU over.
 ///
 /// # Errors
 /// `cuda` is asked for and cannot be had: the reason and the remedy.
-pub fn select(choice: DeviceChoice) -> Result<Device> {
-    match choice {
-        DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Cuda => Err(TrainError::Config {
-            origin: "run.device".into(),
-            reason: format!(
-                "cuda is not available in this version, which trains on the CPU only ({}); use run.device=\"cpu\"",
-                rb_cuda::probe()
-            ),
+pub fn select(run: &RunSection) -> Result<(Device, Option<String>)> {
+    let budget_bytes = run.gpu_memory_budget_mib.map(|mib| (mib as usize).saturating_mul(1 << 20));
+    let open = || Gpu::open(0, &GpuOptions { budget_bytes, ..GpuOptions::default() });
+    match run.device {
+        DeviceChoice::Cpu => Ok((Device::Cpu, None)),
+        DeviceChoice::Cuda => match open() {
+            Ok(gpu) => Ok((Device::Cuda(gpu), None)),
+            Err(error) => Err(TrainError::Config {
+                origin: "run.device".into(),
+                reason: format!("cuda cannot be used: {error}; or train on the CPU with run.device=\"cpu\""),
+            }),
+        },
+        DeviceChoice::Auto => match open() {
+            Ok(gpu) => Ok((Device::Cuda(gpu), None)),
+            // No GPU or no driver: a machine for the CPU, nothing to tell.
+            Err(CudaError::NoGpu { .. } | CudaError::Missing { component: "driver", .. }) => {
+                Ok((Device::Cpu, None))
+            }
+            Err(error) => Ok((
+                Device::Cpu,
+                Some(format!("a GPU is here but cannot be used, training on the CPU: {error}")),
+            )),
+        },
+    }
+}
+
+/// In which element types a run computes on `device`.
+///
+/// # Errors
+/// bf16 on the CPU.
+pub fn precision(run: &RunSection, device: Device) -> Result<Precision> {
+    let residual = match run.residual_dtype {
+        ResidualDtype::Fp32 => DType::F32,
+        ResidualDtype::Bf16 => DType::BF16,
+    };
+    match (run.precision, device) {
+        (PrecisionChoice::Fp32, _) | (PrecisionChoice::Auto, Device::Cpu) => Ok(Precision::Full),
+        (PrecisionChoice::Bf16, Device::Cpu) => Err(TrainError::Config {
+            origin: "run.precision".into(),
+            reason: "bf16 needs a GPU; the CPU trains in fp32: set run.precision=\"auto\" or \"fp32\"".into(),
         }),
+        (PrecisionChoice::Bf16 | PrecisionChoice::Auto, _) => Ok(Precision::Bf16 { residual }),
     }
 }

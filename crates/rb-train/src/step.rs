@@ -2,10 +2,10 @@
 
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
-use rb_autograd::{AutogradError, GradStore, ParamStore, Tape};
+use rb_autograd::{AutogradError, Beta, GradStore, ParamStore, Tape, cuda};
 use rb_data::Batch;
 use rb_nn::{CausalLm, ModelInput, NnError};
-use rb_tensor::Tensor;
+use rb_tensor::{Device, Tensor};
 
 use crate::Result;
 
@@ -18,21 +18,53 @@ pub struct LossTerms {
     pub z_loss: f64,
 }
 
-/// A batch as the model takes it, with its labels.
-pub fn model_input(batch: &Batch, document_mask: bool) -> Result<(ModelInput, Tensor)> {
+/// A batch as the model takes it, with its labels, on `device`.
+///
+/// # Errors
+/// A token id or label outside the vocabulary is refused by the model where it is in host memory, and here
+/// where it is about to leave it.
+pub fn model_input(
+    batch: &Batch,
+    document_mask: bool,
+    vocab_size: usize,
+    device: Device,
+) -> Result<(ModelInput, Tensor)> {
     let shape = [batch.batch_size, batch.seq_len];
-    let tensor = |values: &[i32]| Tensor::from_vec(values.to_vec(), shape);
-    let mask = if document_mask {
-        AttentionMask::documents(&tensor(&batch.doc_start)?)?
-    } else {
-        AttentionMask::Causal
+    let host = |values: &[i32]| Tensor::from_vec(values.to_vec(), shape);
+    let tensor = |values: &[i32]| host(values)?.to_device(device);
+    if device != Device::Cpu {
+        check_range("input_ids", &batch.input_ids, 0, vocab_size)?;
+        check_range("labels", &batch.labels, IGNORED, vocab_size)?;
+    }
+    let mask = match document_mask {
+        false => AttentionMask::Causal,
+        true => match AttentionMask::documents(&host(&batch.doc_start)?)? {
+            AttentionMask::Ranges(ranges) => AttentionMask::Ranges(ranges.to_device(device)?),
+            other => other,
+        },
     };
     let position_ids = if document_mask { Some(tensor(&batch.position_ids)?) } else { None };
     let input = ModelInput { input_ids: tensor(&batch.input_ids)?, position_ids, mask };
     Ok((input, tensor(&batch.labels)?))
 }
 
-/// Gradients of the mean loss over all valid tokens of all `batches`, and that loss.
+/// The label that means: not a target.
+const IGNORED: i32 = -100;
+
+/// Kernels cannot raise an error, so what they index with is checked before it leaves the host.
+fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
+    let good = |id: i32| id == least || usize::try_from(id).is_ok_and(|id| id < bound);
+    match ids.iter().position(|&id| !good(id)) {
+        None => Ok(()),
+        Some(position) => {
+            let index = i64::from(ids[position]);
+            Err(AutogradError::IndexOutOfRange { op: "batch", argument, position, index, bound }.into())
+        }
+    }
+}
+
+/// Gradients of the mean loss over all valid tokens of all `batches`, and that loss as a scalar, which on a GPU is
+/// still being computed.
 ///
 /// Every micro-batch divides by the step's count of valid tokens, so loss and gradients are those of one
 /// large batch however the tokens are spread.
@@ -43,19 +75,24 @@ pub fn forward_backward(
     batches: &[Batch],
     document_mask: bool,
     terms: LossTerms,
-) -> Result<f64> {
+) -> Result<Tensor> {
     let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
     let options = loss_options(valid, terms);
+    let device = params.arena().device();
     grads.mark_stale();
-    let mut total = 0.0;
+    let (mut total, mut on_device) = (0.0, None);
     for batch in batches {
-        let (input, labels) = model_input(batch, document_mask)?;
+        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, device)?;
         let tape = Tape::new(params);
         let loss = model.loss(&tape, &input, &labels, &options)?;
-        total += loss.detach().item()?;
+        match (device, &on_device) {
+            (Device::Cpu, _) => total += loss.detach().item()?,
+            (_, None) => on_device = Some(loss.detach().to_owned_copy()?),
+            (_, Some(sum)) => cuda::accumulate(sum, &loss.detach(), Beta::Accumulate)?,
+        }
         tape.backward(&loss, grads)?;
     }
-    Ok(total)
+    Ok(on_device.unwrap_or_else(|| Tensor::scalar(total)))
 }
 
 /// The loss of `batches` alone, on a tape that names the first operation whose output is not finite.
@@ -73,7 +110,8 @@ pub fn find_non_finite(
     }
     let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
     for batch in batches {
-        let (input, labels) = model_input(batch, document_mask)?;
+        let (input, labels) =
+            model_input(batch, document_mask, model.config().vocab_size, params.arena().device())?;
         let tape = Tape::inference(params).checked();
         match model.loss(&tape, &input, &labels, &options) {
             Err(NnError::Autograd(found @ AutogradError::NonFinite { .. })) => {
@@ -106,7 +144,8 @@ pub fn evaluate(
 ) -> Result<(f64, u64)> {
     let (mut total, mut tokens) = (0.0, 0u64);
     for batch in batches.filter(|b| b.valid_tokens > 0) {
-        let (input, labels) = model_input(&batch, document_mask)?;
+        let (input, labels) =
+            model_input(&batch, document_mask, model.config().vocab_size, params.arena().device())?;
         // Sums, not means: batches with unequal numbers of valid tokens weigh as their tokens do.
         let options = CrossEntropyOptions { denominator: Denominator::Fixed(1.0), ..Default::default() };
         total += model.loss(&Tape::inference(params), &input, &labels, &options)?.detach().item()?;

@@ -2,6 +2,7 @@
 
 mod observer;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rb_autograd::{GradStore, ParamBuilder, ParamStore};
 use rb_data::{Batch, EvalConfig, Loader, LoaderConfig, loader};
 use rb_nn::CausalLm;
-use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd, SgdConfig, clip_coefficient};
-use rb_tensor::{Device, Rng};
+use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd, SgdConfig};
+use rb_tensor::{Device, LaterItem, Rng};
 
 use crate::checkpoint::{self, Contents, Keep, TrainerState};
 use crate::config::{Config, OnNonFinite, OptimizerChoice, Override, Scheduler};
@@ -38,6 +39,8 @@ pub struct Trainer {
     tokens: u64,
     skipped_steps: u64,
     saved_step: Option<u64>,
+    /// Steps enqueued and not read: at most one, and none on the CPU.
+    pending: VecDeque<Pending>,
 }
 
 /// How a run ended.
@@ -51,10 +54,12 @@ pub struct Outcome {
     pub eval_loss: Option<f64>,
 }
 
-/// What one step gave.
-enum StepResult {
-    Done(StepNumbers),
-    NotFinite { loss: f64, grad_norm: f64, culprit: String },
+/// A step whose numbers may still be on their way from the device.
+struct Pending {
+    numbers: StepNumbers,
+    loss: LaterItem,
+    grad_norm: LaterItem,
+    batches: Vec<Batch>,
 }
 
 impl Trainer {
@@ -125,7 +130,15 @@ impl Trainer {
     }
 
     fn assemble(config: Config, run: RunDir, data: Data, observer: Observer) -> Result<Trainer> {
-        let device = crate::device::select(config.run.device)?;
+        let (device, note) = crate::device::select(&config.run)?;
+        let precision = crate::device::precision(&config.run, device)?;
+        let mut observer = observer;
+        if let Some(note) = note {
+            observer.say(&note);
+        }
+        if let Device::Cuda(gpu) = device {
+            crate::plan::prepare(&config, gpu, precision, &mut |line| observer.say(line))?;
+        }
         let t = &config.train;
         let loader = Loader::new(
             data.train.clone(),
@@ -139,23 +152,11 @@ impl Trainer {
             },
         )?;
         let (model, mut params) = build_model(&config, device)?;
+        params.set_precision(precision)?;
         freeze(&mut params, &t.frozen)?;
         let grads = GradStore::new(&params)?;
-        let optimizer: Box<dyn Optimizer> = match t.optim {
-            OptimizerChoice::Adamw => Box::new(AdamW::new(
-                AdamWConfig {
-                    beta1: t.adam_beta1,
-                    beta2: t.adam_beta2,
-                    eps: t.adam_epsilon,
-                    weight_decay: t.weight_decay,
-                },
-                &params,
-            )?),
-            OptimizerChoice::Sgd => {
-                let settings = SgdConfig { momentum: t.momentum, weight_decay: t.weight_decay };
-                Box::new(Sgd::new(settings, &params)?)
-            }
-        };
+        let mut optimizer = build_optimizer(&config, &params)?;
+        optimizer.halt_on_non_finite(t.on_non_finite == OnNonFinite::Stop);
         let schedule = schedule(&config);
         Ok(Trainer {
             config,
@@ -172,6 +173,7 @@ impl Trainer {
             tokens: 0,
             skipped_steps: 0,
             saved_step: None,
+            pending: VecDeque::new(),
         })
     }
 
@@ -223,15 +225,14 @@ impl Trainer {
         let mut eval_loss = None;
         while self.step < total && !stop.load(Ordering::Relaxed) {
             let batches = self.next_batches();
-            match self.train_step(&batches)? {
-                StepResult::Done(numbers) => self.observer.step(numbers)?,
-                StepResult::NotFinite { loss, grad_norm, culprit } => {
-                    self.not_finite(loss, grad_norm, culprit)?;
-                }
-            }
+            self.train_step(batches)?;
             let last = self.step == total;
             let step = self.step;
             let every = |steps: u64| steps != 0 && step.is_multiple_of(steps);
+            let pause = every(self.config.train.eval_steps) || every(self.config.train.save_steps) || last;
+            // On a GPU the numbers of a step are read while the next one runs.
+            let lag = usize::from(!pause && self.params.arena().device() != Device::Cpu);
+            self.settle(lag)?;
             if every(self.config.train.eval_steps) || (last && self.config.train.eval_steps != 0) {
                 eval_loss = self.evaluate()?.or(eval_loss);
             }
@@ -239,6 +240,7 @@ impl Trainer {
                 self.save()?;
             }
         }
+        self.settle(0)?;
         let interrupted = self.step < total;
         if interrupted {
             self.save()?;
@@ -253,34 +255,47 @@ impl Trainer {
         (0..self.config.train.gradient_accumulation_steps).map(|_| self.loader.next_batch()).collect()
     }
 
-    fn train_step(&mut self, batches: &[Batch]) -> Result<StepResult> {
+    /// Enqueues one step; its numbers are read by [`Trainer::settle`].
+    fn train_step(&mut self, batches: Vec<Batch>) -> Result<()> {
         let terms = self.loss_terms();
         let mask = self.config.data.document_mask;
-        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, batches, mask, terms)?;
-        let grad_norm = self.grads.global_norm()?;
-        if !loss.is_finite() || !grad_norm.is_finite() {
-            let culprit = self.culprit(batches)?;
-            return Ok(StepResult::NotFinite { loss, grad_norm, culprit });
-        }
+        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, &batches, mask, terms)?;
         let lr = self.schedule.lr(self.step);
         let limit = self.config.train.max_grad_norm;
-        let scale = if limit > 0.0 { clip_coefficient(grad_norm, limit) } else { 1.0 };
-        self.optimizer.step(&mut self.params, &mut self.grads, lr, scale)?;
+        let grad_norm = self.optimizer.clipped_step(&mut self.params, &mut self.grads, lr, limit, &loss)?;
         self.step += 1;
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
         self.tokens += seen as u64;
-        let epoch = batches.first().map_or(0, |b| b.epoch);
-        Ok(StepResult::Done(StepNumbers {
+        let numbers = StepNumbers {
             step: self.step,
             tokens: self.tokens,
             step_tokens: seen as u64,
             valid_tokens: valid as u64,
-            epoch,
-            loss,
+            epoch: batches.first().map_or(0, |b| b.epoch),
+            loss: f64::NAN,
             lr,
-            grad_norm,
-        }))
+            grad_norm: f64::NAN,
+        };
+        let (loss, grad_norm) = (loss.item_later()?, grad_norm.item_later()?);
+        self.pending.push_back(Pending { numbers, loss, grad_norm, batches });
+        Ok(())
+    }
+
+    /// Reads enqueued steps, oldest first, until `lag` are left.
+    fn settle(&mut self, lag: usize) -> Result<()> {
+        while self.pending.len() > lag {
+            let Some(Pending { mut numbers, loss, grad_norm, batches }) = self.pending.pop_front() else {
+                break;
+            };
+            (numbers.loss, numbers.grad_norm) = (loss.wait()?, grad_norm.wait()?);
+            if numbers.loss.is_finite() && numbers.grad_norm.is_finite() {
+                self.observer.step(numbers)?;
+            } else {
+                self.not_finite(&numbers, &batches)?;
+            }
+        }
+        Ok(())
     }
 
     fn loss_terms(&self) -> LossTerms {
@@ -290,25 +305,32 @@ impl Trainer {
         }
     }
 
-    /// Names the first bad tensor of a step by running its forward again on a checked tape.
-    fn culprit(&self, batches: &[Batch]) -> Result<String> {
-        let mask = self.config.data.document_mask;
-        let forward = step::find_non_finite(&self.model, &self.params, batches, mask, self.loss_terms())?;
-        let found = match forward {
+    /// Names the first bad tensor of a step by running it again, its forward on a checked tape.
+    fn culprit(&mut self, batches: &[Batch]) -> Result<String> {
+        let (mask, terms) = (self.config.data.document_mask, self.loss_terms());
+        let found = match step::find_non_finite(&self.model, &self.params, batches, mask, terms)? {
             Some(name) => Some(name),
-            None => step::find_non_finite_gradient(&self.grads)?,
+            None => {
+                step::forward_backward(&self.model, &self.params, &mut self.grads, batches, mask, terms)?;
+                step::find_non_finite_gradient(&self.grads)?
+            }
         };
         Ok(found.unwrap_or_else(|| "the sum of squares of the gradients (each gradient is finite)".into()))
     }
 
     /// A step that is not finite: nothing was updated. Stops with the state from before it, or counts it.
-    fn not_finite(&mut self, loss: f64, grad_norm: f64, culprit: String) -> Result<()> {
-        let bad = self.step + 1;
-        let what = format!("step {bad}: loss {loss}, gradient norm {grad_norm}; first bad tensor: {culprit}");
-        self.grads.mark_stale();
+    fn not_finite(&mut self, numbers: &StepNumbers, batches: &[Batch]) -> Result<()> {
+        let bad = numbers.step;
         match self.config.train.on_non_finite {
             OnNonFinite::Skip => {
-                self.step = bad;
+                // A later step may already have changed the weights on a GPU: the place of the fault is gone.
+                let culprit = if self.pending.is_empty() {
+                    self.culprit(batches)?
+                } else {
+                    "not looked for, as the next step had begun".into()
+                };
+                let what = describe(numbers, &culprit);
+                self.grads.mark_stale();
                 self.skipped_steps += 1;
                 let count = self.skipped_steps;
                 self.observer.event(
@@ -320,11 +342,19 @@ impl Trainer {
                 Ok(())
             }
             OnNonFinite::Stop => {
-                // The loader has moved on by one step; the saved state must see that step's data again.
+                // Steps enqueued after the bad one changed nothing (the optimizer halts) and do not count.
+                let undone = self.step - bad + 1;
+                self.pending.clear();
+                self.step = bad - 1;
+                self.tokens -= undone * numbers.step_tokens;
+                let culprit = self.culprit(batches)?;
+                let what = describe(numbers, &culprit);
+                self.grads.mark_stale();
+                // The loader has moved on; the saved state must see that data again.
                 let mut place = self.loader.state();
                 let rows = self.config.train.gradient_accumulation_steps
                     * self.config.train.per_device_train_batch_size;
-                place.samples_seen -= rows as u64;
+                place.samples_seen -= undone * rows as u64;
                 self.loader.set_state(&place)?;
                 self.observer.event(bad, EventKind::Stop, what.clone())?;
                 let saved = match self.step {
@@ -362,7 +392,7 @@ impl Trainer {
             self.step,
             self.tokens,
             self.skipped_steps,
-            self.optimizer.steps_done(),
+            self.optimizer.steps_done()?,
             self.loader.state(),
         );
         state.finished = self.step == self.config.train.max_steps;
@@ -400,6 +430,11 @@ impl Trainer {
     }
 }
 
+fn describe(numbers: &StepNumbers, culprit: &str) -> String {
+    let StepNumbers { step, loss, grad_norm, .. } = numbers;
+    format!("step {step}: loss {loss}, gradient norm {grad_norm}; first bad tensor: {culprit}")
+}
+
 /// Held-out loss in nats a token, the tokens it is over, and whether that is the whole held-out text.
 pub fn evaluate_on(
     model: &CausalLm,
@@ -427,6 +462,26 @@ pub fn evaluate_on(
     Ok((loss, tokens, whole))
 }
 
+/// The optimizer of a config, for `params`.
+pub(crate) fn build_optimizer(config: &Config, params: &ParamStore) -> Result<Box<dyn Optimizer>> {
+    let t = &config.train;
+    Ok(match t.optim {
+        OptimizerChoice::Adamw => {
+            let settings = AdamWConfig {
+                beta1: t.adam_beta1,
+                beta2: t.adam_beta2,
+                eps: t.adam_epsilon,
+                weight_decay: t.weight_decay,
+            };
+            Box::new(AdamW::new(settings, params)?)
+        }
+        OptimizerChoice::Sgd => {
+            let settings = SgdConfig { momentum: t.momentum, weight_decay: t.weight_decay };
+            Box::new(Sgd::new(settings, params)?)
+        }
+    })
+}
+
 fn build_model(config: &Config, device: Device) -> Result<(CausalLm, ParamStore)> {
     let mut builder = ParamBuilder::default();
     let model = CausalLm::init(&config.model, &mut builder)?;
@@ -435,7 +490,7 @@ fn build_model(config: &Config, device: Device) -> Result<(CausalLm, ParamStore)
 }
 
 /// Declares parameters frozen by exact name or by a prefix that ends in `*`.
-fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()> {
+pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()> {
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
     for pattern in patterns {
         let matches = |name: &&String| match pattern.strip_suffix('*') {

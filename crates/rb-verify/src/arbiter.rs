@@ -4,7 +4,7 @@
 //! produce, and its length is part of the result.
 
 use rb_autograd::{GradStore, Layout, ParamStore};
-use rb_tensor::{DType, Tensor};
+use rb_tensor::{DType, Device, Tensor};
 
 use crate::{Check, Result};
 
@@ -42,7 +42,7 @@ pub fn gradient_flow(params: &ParamStore, grads: &GradStore) -> Result<Check> {
 pub fn moved_after_step(layout: &Layout, before: &[(String, Tensor)], params: &ParamStore) -> Result<Check> {
     let mut bad = Vec::new();
     for (name, old) in before {
-        let moved = params.part(name)?.as_bytes()? != old.as_bytes()?;
+        let moved = params.part(name)?.to_device(Device::Cpu)?.as_bytes()? != old.as_bytes()?;
         let trainable = layout.parts().any(|(e, p)| e.trainable && p.name == *name);
         match (trainable, moved) {
             (true, false) => bad.push(format!("{name} did not move")),
@@ -60,6 +60,6 @@ pub fn moved_after_step(layout: &Layout, before: &[(String, Tensor)], params: &P
 }
 
 fn norm(tensor: &Tensor) -> Result<f64> {
-    let wide = tensor.to_dtype(DType::F64)?;
+    let wide = tensor.to_device(Device::Cpu)?.to_dtype(DType::F64)?;
     Ok(wide.as_slice::<f64>()?.iter().map(|x| x * x).sum::<f64>().sqrt())
 }

@@ -1,0 +1,39 @@
+// sgd_step -- SGD with momentum over a range of the flat arenas, with the bf16 working copy.
+// Computes     g = grad * scale; p *= keep; b = momentum * b + g; p -= lr * b; w = bf16(p);
+//              nothing where ok is 0
+// Inputs       grad [n] TG; control [8] float of optimizer_control; momentum f32
+// Outputs      p, b [n] float, read and written; w [n] bf16 (where WORKING)
+// Requires     n % 4 == 0; all aligned to four elements; no two overlap
+// Launch       grid-stride over groups of four, block 256
+// Traffic      read n*(8+sizeof(TG)), write n*(8+2*WORKING) bytes
+// Accumulates  f32
+// Determinism  bitwise
+// Source       torch.optim.SGD, with decoupled decay
+
+extern "C" __global__ void __launch_bounds__(256)
+    sgd_step(const TG* __restrict__ grad, float* __restrict__ p, float* __restrict__ b, bf16* __restrict__ w,
+             const float* __restrict__ control, float momentum, i64 groups) {
+    if (control[0] == 0.0f) return;
+    const float scale = control[1], lr = control[6];
+#if DECAY
+    const float keep = control[2];
+#else
+    const float keep = 1.0f;
+#endif
+    GRID_STRIDE(i, groups) {
+        float g4[4], p4[4], b4[4];
+        load4(grad + i * 4, g4);
+        load4(p + i * 4, p4);
+        load4(b + i * 4, b4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            b4[j] = momentum * b4[j] + g4[j] * scale;
+            p4[j] = p4[j] * keep - lr * b4[j];
+        }
+        store4(p + i * 4, p4);
+        store4(b + i * 4, b4);
+#if WORKING
+        store4(w + i * 4, p4);
+#endif
+    }
+}
