@@ -14,4 +14,5 @@ pub mod reduce;
 pub mod reduce_cuda;
 pub mod rows_cuda;
 pub mod softmax;
+pub mod softmax_cuda;
 pub mod tiles;

@@ -3,7 +3,7 @@
 use rb_cuda::{Gpu, GpuOptions};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
-use crate::ops::{REGISTRY, add};
+use crate::ops::{REGISTRY, add, layer_norm};
 use crate::testing::{Case, Fill, random};
 
 const ON_GPU: &[&str] = &[
@@ -11,10 +11,15 @@ const ON_GPU: &[&str] = &[
     "cast",
     "concat",
     "div",
+    "dropout",
     "exp",
     "gelu_erf",
     "gelu_tanh",
+    "layer_norm",
     "log",
+    "log_softmax",
+    "max",
+    "mean",
     "mul",
     "permute",
     "relu",
@@ -23,8 +28,10 @@ const ON_GPU: &[&str] = &[
     "sigmoid",
     "silu",
     "slice",
+    "softmax",
     "sqrt",
     "sub",
+    "sum",
     "tanh",
 ];
 
@@ -68,6 +75,12 @@ fn mixed_element_types() {
         assert_eq!(outcome.dx[1].as_ref().unwrap().dtype(), DType::BF16);
     }
     assert!(gpu.launches()["sum_columns"] > 0);
+
+    let norm = Case::normal("", &[], |v| layer_norm(&v[0], &v[1], None, 1e-5));
+    let inputs = [tensor(&[4, 16], DType::F32), tensor(&[16], DType::BF16)];
+    let outcome = norm.run(&inputs, Some(&tensor(&[4, 16], DType::BF16))).unwrap();
+    let dtypes: Vec<DType> = outcome.dx.iter().map(|dx| dx.as_ref().unwrap().dtype()).collect();
+    assert_eq!((outcome.y.dtype(), dtypes), (DType::BF16, vec![DType::F32, DType::BF16]));
 
     // A gradient of two sums: the second one is added in place.
     let twice = Case::normal("", &[], |v| add(&add(&v[0], &v[1])?, &v[1]));
