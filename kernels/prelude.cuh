@@ -108,6 +108,25 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
     return warp_max(lane < warps ? scratch[lane] : -INFINITY_F);
 }
 
+// Sum and maximum over the LANES threads that share a line: one, a warp, or the whole block (scratch: 32 floats).
+template <int LANES>
+__device__ __forceinline__ float lanes_sum(float x, float* scratch) {
+    if constexpr (LANES == 1) return x;
+    else if constexpr (LANES == 32) return warp_sum(x);
+    else return block_sum(x, scratch);
+}
+template <int LANES>
+__device__ __forceinline__ float lanes_max(float x, float* scratch) {
+    if constexpr (LANES == 1) return x;
+    else if constexpr (LANES == 32) return warp_max(x);
+    else return block_max(x, scratch);
+}
+
+// Lines of a block-stride loop over lines that LANES threads share; the same lines for all of them.
+#define LINE_STRIDE(line, lines)                                                                            \
+    for (i64 line = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES; line < (i64)(lines);               \
+         line += (i64)gridDim.x * blockDim.x / LANES)
+
 // Thread's place in a grid-stride loop over one dimension.
 #define GRID_STRIDE(i, n) \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (i64)(n); i += (i64)gridDim.x * blockDim.x)

@@ -5,13 +5,16 @@
 //! - **Dtypes** all of one float type.
 //! - **Backward** `dinputs[i]` is the range of `dy` that the input went to, whichever inputs are constants.
 //! - **Saves** nothing.
+//! - **Kernels** `copy_rows`.
 //! - **Errors** `Argument` without inputs; `ShapeError` for an axis that does not exist or sizes that differ
 //!   elsewhere.
 //! - **Source** PyTorch `torch.cat`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, ShapeError, Tensor, rules};
 
-use crate::host;
+use super::shared::rows_cuda::{self, Columns};
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{AutogradError, Beta, Float, GradSinks, Op, Result, Var, apply};
 
@@ -84,6 +87,35 @@ impl Op for Concat {
         }
         Ok(())
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        let (rows, n, inner) = out.split_at_axis(self.axis);
+        let y = cuda::output(gpu, out, inputs[0].dtype())?;
+        let mut start = 0;
+        for x in inputs {
+            let width = x.shape()[self.axis] * inner;
+            let from = Columns { tensor: x, start: 0, stride: width };
+            let to = Columns { tensor: &y, start, stride: n * inner };
+            rows_cuda::copy(gpu, (rows, width), from, to, Beta::Overwrite)?;
+            start += width;
+        }
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let (rows, n, inner) = dy.shape().split_at_axis(self.axis);
+        let mut start = 0;
+        for i in 0..self.count {
+            let width = grads.shape(i)[self.axis] * inner;
+            grads.write_cuda(gpu, i, |dx, beta| {
+                let from = Columns { tensor: &dy, start, stride: n * inner };
+                let to = Columns { tensor: dx, start: 0, stride: width };
+                rows_cuda::copy(gpu, (rows, width), from, to, beta)
+            })?;
+            start += width;
+        }
+        Ok(())
+    }
 }
 
 /// Cases for gradient checks and device comparisons.
@@ -103,6 +135,7 @@ pub fn cases() -> Vec<Case> {
         Case::normal("one input twice", &[&[3, 4]], |v| concat(&[&v[0], &v[0]], 1)),
         Case::normal("beside constants", &[&[3, 4], &[3, 1]], |v| {
             let value = Tensor::from_vec(vec![0.5f64; 6], [3, 2])?.to_dtype(v[0].dtype())?;
+            let value = value.to_device(v[0].detach().device())?;
             let constant = v[0].tape().constant(value);
             concat(&[&constant, &v[0], &constant, &v[1], &v[0]], 1)
         }),

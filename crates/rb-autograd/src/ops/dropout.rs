@@ -6,12 +6,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy * keep / (1 - p)`, with the same blocks drawn again.
 //! - **Saves** nothing: the generator's state is an attribute.
+//! - **Kernels** `dropout`, both ways.
 //! - **Errors** `Argument` if `p` is outside [0, 1).
 //! - **Source** PyTorch `torch.nn.functional.dropout`.
 
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_tensor::{Rng, RngState, Shape, Tensor};
 
-use crate::host;
+use super::shared::packs;
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply};
 
@@ -52,15 +55,41 @@ struct Dropout {
 }
 
 impl Dropout {
+    /// The least random word of an element that is kept; `p` is below 1.
+    fn threshold(&self) -> u32 {
+        (self.p * 2f64.powi(32)) as u32
+    }
+
+    /// `y` is [`Dropout::mask`] of `x`, which it may be.
+    fn mask_cuda(&self, gpu: Gpu, x: &Tensor, y: &Tensor) -> Result<()> {
+        let n = x.numel();
+        if n == 0 {
+            return Ok(());
+        }
+        let RngState { seed, stream, counter } = self.state;
+        let launch = Launch::for_items(&DROPOUT, n.div_ceil(BLOCK), 256)
+            .define("T", x.dtype().cuda_name())
+            .define("PACKED", u8::from(packs::width(&[x, y], &[])? > 1))
+            .arg(x.arg()?)
+            .arg(y.arg()?)
+            .arg(Arg::U64(seed))
+            .arg(Arg::U64(stream))
+            .arg(Arg::U64(counter))
+            .arg(Arg::U32(self.threshold()))
+            .arg(Arg::F32((1.0 / (1.0 - self.p)) as f32))
+            .arg(Arg::I64(n as i64));
+        cuda::launch_on(gpu, launch)
+    }
+
     /// Multiplies each element by 0 or `1 / (1 - p)`.
     fn mask<T: Float>(&self, values: &mut [T]) {
-        let threshold = (self.p * 2f64.powi(32)) as u64;
+        let threshold = self.threshold();
         let scale = T::from_f64(1.0 / (1.0 - self.p));
         host::par_rows(values, TASK_ELEMENTS, |task, values| {
             for (i, values) in values.chunks_mut(BLOCK).enumerate() {
                 let mut rng = Rng::from_state(after(self.state, task * (TASK_ELEMENTS / BLOCK) + i));
                 for x in values {
-                    let keep = u64::from(rng.next_u32()) >= threshold;
+                    let keep = rng.next_u32() >= threshold;
                     *x *= if keep { scale } else { T::ZERO };
                 }
             }
@@ -85,7 +114,21 @@ impl Op for Dropout {
     fn host_backward<T: Float>(&self, _saved: (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         grads.add(0, host::update::<T>(dy, |dx| self.mask(dx))?)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        let y = cuda::output(gpu, out, inputs[0].dtype())?;
+        self.mask_cuda(gpu, &inputs[0], &y)?;
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, _saved: (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let dx = if dy.is_unshared() { dy.clone() } else { cuda::output(gpu, dy.shape(), dy.dtype())? };
+        self.mask_cuda(gpu, &dy, &dx)?;
+        grads.add(0, dx)
+    }
 }
+
+const DROPOUT: Kernel = kernel!("dropout");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -3,16 +3,20 @@
 //! - **Computes** `y = (x - mean) * rstd * weight + bias`, `rstd = 1/sqrt(var + eps)`: `var` divides by `C` and is
 //!   summed in a second pass, about the mean; `eps` is inside the root.
 //! - **Shapes** `x [.., C]`, `weight [C]`, optional `bias [C]` -> `y [.., C]`.
-//! - **Dtypes** all of one float type; sums in that type.
+//! - **Dtypes** all of one float type; sums in that type. On a GPU `x` may have another one than `weight` and `bias`
+//!   (an fp32 residual stream), and `y` has that of `weight`; sums in fp32.
 //! - **Backward** with `g = dy*weight`, `xhat = (x-mean)*rstd`: `dx = rstd*(g - mean(g) - xhat*mean(g*xhat))`,
 //!   `dweight = sum(dy*xhat)`, `dbias = sum(dy)` over rows.
 //! - **Saves** `x` and `weight` (shared), `mean [..]` and `rstd [..]`.
+//! - **Kernels** `layer_norm_fwd`, `layer_norm_bwd`, `layer_norm_bwd_params` with `sum_columns`.
 //! - **Errors** `ShapeError` if `weight` or `bias` is not `[C]` or `C` is 0.
 //! - **Source** arXiv:1607.06450; PyTorch `torch.nn.functional.layer_norm`.
 
-use rb_tensor::{Shape, ShapeError, Tensor};
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_tensor::{DType, Shape, ShapeError, Tensor};
 
-use crate::host;
+use super::shared::{packs, reduce_cuda};
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -34,6 +38,7 @@ saved!(
 
 impl Op for LayerNorm {
     const NAME: &'static str = "layer_norm";
+    const MIXED_DTYPES: bool = true;
     type Saved = LayerNormSaved;
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
@@ -45,6 +50,10 @@ impl Op for LayerNorm {
             }
         }
         Ok(x.clone())
+    }
+
+    fn out_dtype(&self, inputs: &[Tensor]) -> DType {
+        inputs[1].dtype()
     }
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, LayerNormSaved)> {
@@ -118,6 +127,124 @@ impl Op for LayerNorm {
         }
         Ok(())
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, LayerNormSaved)> {
+        let (x, weight, bias) = (&inputs[0], &inputs[1], inputs.get(2));
+        let (rows, c) = (out.rows(), out.last());
+        let y = cuda::output(gpu, out, weight.dtype())?;
+        let mean = cuda::output(gpu, &[rows].into(), DType::F32)?;
+        let rstd = cuda::output(gpu, &[rows].into(), DType::F32)?;
+        let mut places = vec![x, weight, &y];
+        if let Some(bias) = bias {
+            bias.expect_dtype(Self::NAME, "bias", weight.dtype())?;
+            places.push(bias);
+        }
+        if rows > 0 {
+            let launch = row_launch(&LAYER_NORM_FWD, rows, c)
+                .define("TX", x.dtype().cuda_name())
+                .define("TY", y.dtype().cuda_name())
+                .define("VEC", packs::width(&places, &[c])?)
+                .define("BIAS", u8::from(bias.is_some()))
+                .arg(x.arg()?)
+                .arg(weight.arg()?)
+                .arg(bias.map_or(Ok(Arg::Null), Tensor::arg)?)
+                .arg(y.arg()?)
+                .arg(mean.arg()?)
+                .arg(rstd.arg()?)
+                .arg(Arg::F32(self.eps as f32))
+                .arg(Arg::I64(rows as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, LayerNormSaved { x: x.clone(), weight: weight.clone(), mean, rstd }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: LayerNormSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        // First, because the gradient of x may take the buffer of `dy`.
+        if grads.wanted(1) || grads.wanted(2) {
+            params_backward(gpu, &saved, &dy, grads)?;
+        }
+        if !grads.wanted(0) {
+            return Ok(());
+        }
+        let LayerNormSaved { x, weight, mean, rstd } = &saved;
+        let (rows, c) = (dy.shape().rows(), dy.shape().last());
+        let in_place = dy.is_unshared() && dy.dtype() == x.dtype();
+        let dx = if in_place { dy.clone() } else { cuda::output(gpu, x.shape(), x.dtype())? };
+        if rows > 0 {
+            let launch = row_launch(&LAYER_NORM_BWD, rows, c)
+                .define("TX", x.dtype().cuda_name())
+                .define("TY", dy.dtype().cuda_name())
+                .define("VEC", packs::width(&[x, weight, &dy, &dx], &[c])?)
+                .arg(x.arg()?)
+                .arg(weight.arg()?)
+                .arg(mean.arg()?)
+                .arg(rstd.arg()?)
+                .arg(dy.arg()?)
+                .arg(dx.arg()?)
+                .arg(Arg::I64(rows as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        grads.add(0, dx)
+    }
+}
+
+const LAYER_NORM_FWD: Kernel = kernel!("layer_norm_fwd");
+const LAYER_NORM_BWD: Kernel = kernel!("layer_norm_bwd");
+const LAYER_NORM_BWD_PARAMS: Kernel = kernel!("layer_norm_bwd_params");
+
+/// A launch in which a warp, or a whole block, holds a row in registers: 32 values a thread up to 32768 columns,
+/// where the largest block ends; longer rows go to local memory in part.
+fn row_launch<'a>(kernel: &Kernel, rows: usize, c: usize) -> Launch<'a> {
+    let (lanes, block) = match c {
+        0..=1024 => (32, 256),
+        1025..=8192 => (256, 256),
+        _ => (1024, 1024),
+    };
+    Launch::for_items(kernel, rows * lanes as usize, block)
+        .define("C", c)
+        .define("LANES", lanes)
+        .define("BLOCK", block)
+}
+
+/// Gradients of weight and bias on a GPU: sums of segments of rows, then their sums.
+fn params_backward(
+    gpu: Gpu,
+    LayerNormSaved { x, mean, rstd, .. }: &LayerNormSaved,
+    dy: &Tensor,
+    grads: &mut GradSinks<'_>,
+) -> Result<()> {
+    let (rows, c) = (dy.shape().rows(), dy.shape().last());
+    let (parts, segment) = reduce_cuda::cut_columns(rows, c);
+    let partial = || cuda::output(gpu, &[parts, c].into(), DType::F32);
+    let (dweight, dbias) = (partial()?, partial()?);
+    let width = packs::width(&[x, dy], &[c])?;
+    let launch = Launch::for_items(&LAYER_NORM_BWD_PARAMS, parts * (c / width), 256)
+        .define("TX", x.dtype().cuda_name())
+        .define("TY", dy.dtype().cuda_name())
+        .define("VEC", width)
+        .define("C", c)
+        .arg(x.arg()?)
+        .arg(mean.arg()?)
+        .arg(rstd.arg()?)
+        .arg(dy.arg()?)
+        .arg(dweight.arg()?)
+        .arg(dbias.arg()?)
+        .arg(Arg::I64(rows as i64))
+        .arg(Arg::I64(parts as i64))
+        .arg(Arg::I64(segment as i64));
+    cuda::launch_on(gpu, launch)?;
+    for (i, partial) in [(1, &dweight), (2, &dbias)] {
+        grads.write_cuda(gpu, i, |dst, beta| {
+            reduce_cuda::sum(gpu, partial, (1, parts, c), dst, beta, 1.0)
+        })?;
+    }
+    Ok(())
 }
 
 /// The sum of `f(a, b)` over pairs, in eight interleaved partial sums so that it vectorises.

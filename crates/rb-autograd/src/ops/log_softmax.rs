@@ -5,13 +5,16 @@
 //! - **Dtypes** any float type; sums in that type.
 //! - **Backward** `dx = dy - exp(y) * sum(dy)` along the axis; 0 where all of `y` is negative infinity.
 //! - **Saves** `y` (shared).
+//! - **Kernels** `softmax_fwd`, `softmax_bwd` with `LOG`.
 //! - **Errors** `ShapeError` if `x` has no such axis.
 //! - **Source** PyTorch `torch.log_softmax`, which gives NaN where all is negative infinity; here that stays
 //!   negative infinity.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
 use super::shared::softmax::{self as engine, axis_cases};
+use super::shared::softmax_cuda;
 use crate::host;
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
@@ -99,6 +102,21 @@ impl Op for LogSoftmax {
             }
         };
         grads.add(0, host::update::<T>(dy, |dx| host::par_rows(dx, block, differentiate))?)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, LogSoftmaxSaved)> {
+        let y = softmax_cuda::forward(gpu, &inputs[0], self.axis, true)?;
+        Ok((y.clone(), LogSoftmaxSaved { y }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: LogSoftmaxSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        grads.add(0, softmax_cuda::backward(gpu, &saved.y, dy, self.axis, true)?)
     }
 }
 

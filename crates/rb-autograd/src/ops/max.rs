@@ -5,14 +5,16 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy` at the first maximum (the first NaN), 0 elsewhere.
 //! - **Saves** the position of each maximum, 4 bytes an output.
+//! - **Kernels** `max_fwd`, `max_bwd`.
 //! - **Errors** `ShapeError` for an axis that does not exist, has no elements or more than `2^31 - 1`.
 //! - **Source** PyTorch `torch.max(x, axis).values`; `torch.amax` differs: it shares `dy` between equal
 //!   maxima.
 
-use rb_tensor::{Shape, ShapeError, Tensor, rules};
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_tensor::{DType, Shape, ShapeError, Tensor, rules};
 
-use super::shared::reduce;
-use crate::host;
+use super::shared::{reduce, reduce_cuda};
+use crate::{cuda, host};
 use crate::testing::{Case, Fill};
 use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -66,7 +68,57 @@ impl Op for Max {
             });
         })
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, MaxSaved)> {
+        let x = &inputs[0];
+        let (outer, n, inner) = x.shape().split_at_axis(self.axis);
+        let y = cuda::output(gpu, out, x.dtype())?;
+        let index = cuda::output(gpu, out, DType::I32)?;
+        if out.numel() > 0 {
+            let lanes = reduce_cuda::lanes(n, inner);
+            let launch = Launch::for_items(&MAX_FWD, outer * inner * lanes, 256)
+                .define("T", x.dtype().cuda_name())
+                .define("LANES", lanes)
+                .arg(x.arg()?)
+                .arg(y.arg()?)
+                .arg(index.arg()?)
+                .arg(Arg::I64((outer * inner) as i64))
+                .arg(Arg::I64(n as i64))
+                .arg(Arg::I64(inner as i64));
+            cuda::launch_on(gpu, launch)?;
+        }
+        Ok((y, MaxSaved { index }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: MaxSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let (_, n, inner) = grads.shape(0).split_at_axis(self.axis);
+        grads.write_cuda(gpu, 0, |dx, beta| {
+            if dx.numel() == 0 {
+                return Ok(());
+            }
+            let launch = Launch::for_items(&MAX_BWD, dx.numel(), 256)
+                .define("TX", dy.dtype().cuda_name())
+                .define("TY", dx.dtype().cuda_name())
+                .define("BETA", beta.define())
+                .define("N", n)
+                .define("INNER", inner)
+                .arg(dy.arg()?)
+                .arg(saved.index.arg()?)
+                .arg(dx.arg()?)
+                .arg(Arg::I64(dx.numel() as i64));
+            cuda::launch_on(gpu, launch)
+        })
+    }
 }
+
+const MAX_FWD: Kernel = kernel!("max_fwd");
+const MAX_BWD: Kernel = kernel!("max_bwd");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx` is `dy` permuted by the inverse of `axes`.
 //! - **Saves** nothing.
+//! - **Kernels** `permute`, `permute_tiles`; none where no element moves.
 //! - **Errors** `Argument` if `axes` does not name each axis of `x` once.
 //! - **Source** PyTorch `torch.permute`, made contiguous.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor};
 
-use crate::host;
+use super::shared::rows_cuda;
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply};
 
@@ -49,10 +52,35 @@ impl Op for Permute {
     }
 
     fn host_backward<T: Float>(&self, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let mut inverse = vec![0; self.axes.len()];
-        self.axes.iter().enumerate().for_each(|(k, &a)| inverse[a] = k);
-        grads.add(0, permuted::<T>(&dy, &inverse)?)
+        grads.add(0, permuted::<T>(&dy, &inverse(&self.axes))?)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ())> {
+        Ok((permuted_cuda(gpu, &inputs[0], &self.axes)?, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        grads.add(0, permuted_cuda(gpu, &dy, &inverse(&self.axes))?)
+    }
+}
+
+/// The order of axes that undoes `axes`.
+fn inverse(axes: &[usize]) -> Vec<usize> {
+    let mut inverse = vec![0; axes.len()];
+    axes.iter().enumerate().for_each(|(k, &a)| inverse[a] = k);
+    inverse
+}
+
+fn permuted_cuda(gpu: Gpu, x: &Tensor, axes: &[usize]) -> Result<Tensor> {
+    let shape = x.shape();
+    let out: Shape = axes.iter().map(|&a| shape[a]).collect::<Vec<_>>().into();
+    let walk = walk(shape, axes);
+    if out.numel() == 0 || matches!(walk[..], [] | [(_, 1)]) {
+        return Ok(x.reshape(out)?);
+    }
+    let y = cuda::output(gpu, &out, x.dtype())?;
+    rows_cuda::permute(gpu, x, &y, &walk)?;
+    Ok(y)
 }
 
 /// Rows and columns of the result that are transposed together: 16 neighbours fill a cache line of f32, and 8

@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type.
 //! - **Backward** `dx` is `dy` in the range and zero elsewhere.
 //! - **Saves** nothing; a range of axis 0 shares the buffer.
+//! - **Kernels** `copy_rows`; none for a range of axis 0 forward.
 //! - **Errors** `ShapeError` for an axis that does not exist or a range that leaves it.
 //! - **Source** PyTorch `torch.narrow`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, ShapeError, Tensor, rules};
 
-use crate::host;
+use super::shared::rows_cuda::{self, Columns};
+use crate::{cuda, host};
 use crate::testing::Case;
 use crate::{Beta, Float, GradSinks, Op, Result, Var, apply};
 
@@ -67,6 +70,32 @@ impl Op for Slice {
                 let dy = &dy[row * width..][..width];
                 dx[start..start + width].iter_mut().zip(dy).for_each(|(x, &d)| *x += d);
             });
+        })
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        if self.axis == 0 {
+            return Ok((inputs[0].narrow(self.start, self.len)?, ()));
+        }
+        let (rows, n, inner) = inputs[0].shape().split_at_axis(self.axis);
+        let (start, width) = (self.start * inner, self.len * inner);
+        let y = cuda::output(gpu, out, inputs[0].dtype())?;
+        let from = Columns { tensor: &inputs[0], start, stride: n * inner };
+        let to = Columns { tensor: &y, start: 0, stride: width };
+        rows_cuda::copy(gpu, (rows, width), from, to, Beta::Overwrite)?;
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let (rows, n, inner) = grads.shape(0).split_at_axis(self.axis);
+        let (start, width) = (self.start * inner, self.len * inner);
+        grads.write_cuda(gpu, 0, |dx, beta| {
+            if beta == Beta::Overwrite && self.len < n {
+                rows_cuda::zero(gpu, dx)?;
+            }
+            let from = Columns { tensor: &dy, start: 0, stride: width };
+            let to = Columns { tensor: dx, start, stride: n * inner };
+            rows_cuda::copy(gpu, (rows, width), from, to, beta)
         })
     }
 }

@@ -5,12 +5,15 @@
 //! - **Dtypes** any float type; sums in that type.
 //! - **Backward** `dx = y * (dy - sum(dy * y))` along the axis.
 //! - **Saves** `y` (shared).
+//! - **Kernels** `softmax_fwd`, `softmax_bwd`.
 //! - **Errors** `ShapeError` if `x` has no such axis.
 //! - **Source** PyTorch `torch.softmax`, which gives NaN where all is negative infinity.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
 use super::shared::softmax::{self as engine, axis_cases};
+use super::shared::softmax_cuda;
 use crate::host;
 use crate::testing::Case;
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
@@ -89,6 +92,21 @@ impl Op for Softmax {
             }
         };
         grads.add(0, host::update::<T>(dy, |dx| host::par_rows(dx, block, differentiate))?)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, SoftmaxSaved)> {
+        let y = softmax_cuda::forward(gpu, &inputs[0], self.axis, false)?;
+        Ok((y.clone(), SoftmaxSaved { y }))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: SoftmaxSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        grads.add(0, softmax_cuda::backward(gpu, &saved.y, dy, self.axis, false)?)
     }
 }
 

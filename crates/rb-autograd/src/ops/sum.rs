@@ -5,14 +5,16 @@
 //! - **Dtypes** any float type; sums are accumulated in it, in many partial sums.
 //! - **Backward** `dx = dy` at every element of the axis.
 //! - **Saves** nothing.
+//! - **Kernels** `sum_rows` or `sum_columns`, `spread`.
 //! - **Errors** `ShapeError` for an axis that does not exist.
 //! - **Source** PyTorch `torch.sum`.
 
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, Tensor, rules};
 
-use super::shared::reduce;
+use super::shared::{reduce, reduce_cuda};
 use crate::testing::{Case, Fill};
-use crate::{Float, GradSinks, Op, Result, Var, apply};
+use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, cuda};
 
 /// The sum over `axis`, which may count from the end (-1 is the last); the axis stays with size 1 if `keep`.
 pub fn sum<'t>(x: &Var<'t>, axis: isize, keep: bool) -> Result<Var<'t>> {
@@ -42,6 +44,18 @@ impl Op for Sum {
         let (_, n, inner) = grads.shape(0).split_at_axis(self.axis);
         let dy = dy.as_slice::<T>()?;
         grads.write::<T>(0, |dx, beta| reduce::spread(dx, dy, (n, inner), T::ONE, beta))
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, ())> {
+        let view = inputs[0].shape().split_at_axis(self.axis);
+        let y = cuda::output(gpu, out, inputs[0].dtype())?;
+        reduce_cuda::sum(gpu, &inputs[0], view, &y, Beta::Overwrite, 1.0)?;
+        Ok((y, ()))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, (): (), dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let (_, n, inner) = grads.shape(0).split_at_axis(self.axis);
+        grads.write_cuda(gpu, 0, |dx, beta| reduce_cuda::spread(gpu, &dy, (n, inner), dx, beta, 1.0))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{Beta, Result, cuda};
 
 const SUM_ROWS: Kernel = kernel!("sum_rows");
 const SUM_COLUMNS: Kernel = kernel!("sum_columns");
+const SPREAD: Kernel = kernel!("spread");
 
 /// Rows up to this length are summed by one thread each.
 const SHORT_ROW: usize = 8;
@@ -32,17 +33,30 @@ pub fn sum(
     if outputs == 0 {
         return Ok(());
     }
-    let by_rows = inner == 1 && n > SHORT_ROW;
-    let (most, least) = if by_rows { ROW_SEGMENTS } else { COLUMN_SEGMENTS };
-    let parts = if n <= 4 * least { 1 } else { (most / outputs).clamp(1, n.div_ceil(least)) };
-    let segment = n.div_ceil(parts).max(1);
-    let parts = n.div_ceil(segment).max(1);
+    let (parts, segment) = cut(n, outputs, if by_rows(n, inner) { ROW_SEGMENTS } else { COLUMN_SEGMENTS });
     if parts > 1 {
         let partial = cuda::output(gpu, &[outer, parts, inner].into(), DType::F32)?;
         segments(gpu, x, view, (parts, segment), &partial, Beta::Overwrite, 1.0)?;
         return sum(gpu, &partial, (outer, parts, inner), y, beta, divisor);
     }
     segments(gpu, x, view, (parts, segment), y, beta, divisor)
+}
+
+/// Whether a warp sums a segment, or a thread.
+fn by_rows(n: usize, inner: usize) -> bool {
+    inner == 1 && n > SHORT_ROW
+}
+
+/// Into how many segments of which length `n` is cut, for `outputs` sums.
+fn cut(n: usize, outputs: usize, (most, least): (usize, usize)) -> (usize, usize) {
+    let parts = if n <= 4 * least { 1 } else { (most / outputs).clamp(1, n.div_ceil(least)) };
+    let segment = n.div_ceil(parts).max(1);
+    (n.div_ceil(segment).max(1), segment)
+}
+
+/// How to cut `rows` rows whose `columns` columns are summed.
+pub fn cut_columns(rows: usize, columns: usize) -> (usize, usize) {
+    cut(rows, columns, COLUMN_SEGMENTS)
 }
 
 /// One kernel: `y[o, p, i]` is the sum of segment `p`.
@@ -55,13 +69,13 @@ fn segments(
     beta: Beta,
     divisor: f32,
 ) -> Result<()> {
-    let launch = if inner == 1 && n > SHORT_ROW {
+    let by_rows = by_rows(n, inner);
+    let launch = if by_rows {
         Launch::for_items(&SUM_ROWS, outer * parts * 32, 256)
     } else {
         let width = packs::width(&[x], &[inner])?;
         Launch::for_items(&SUM_COLUMNS, outer * parts * (inner / width), 256).define("VEC", width)
     };
-    let by_rows = inner == 1 && n > SHORT_ROW;
     let mut launch = launch
         .define("TX", x.dtype().cuda_name())
         .define("TY", y.dtype().cuda_name())
@@ -75,4 +89,42 @@ fn segments(
     }
     let launch = launch.arg(Arg::I64(parts as i64)).arg(Arg::I64(segment as i64)).arg(Arg::F32(divisor));
     cuda::launch_on(gpu, launch)
+}
+
+/// The backward of a sum times `factor`: `dx[o, .., i] = beta * dx[o, .., i] + factor * dy[o, i]`.
+pub fn spread(
+    gpu: Gpu,
+    dy: &Tensor,
+    (n, inner): (usize, usize),
+    dx: &Tensor,
+    beta: Beta,
+    factor: f32,
+) -> Result<()> {
+    let count = dx.numel();
+    if count == 0 {
+        return Ok(());
+    }
+    let width = if inner == 1 { packs::width(&[dx], &[n])? } else { packs::width(&[dy, dx], &[inner])? };
+    let launch = Launch::for_items(&SPREAD, count / width, 256)
+        .define("TX", dy.dtype().cuda_name())
+        .define("TY", dx.dtype().cuda_name())
+        .define("VEC", width)
+        .define("BETA", beta.define())
+        .define("N", n)
+        .define("INNER", inner)
+        .arg(dy.arg()?)
+        .arg(dx.arg()?)
+        .arg(Arg::F32(factor))
+        .arg(Arg::I64(count as i64));
+    cuda::launch_on(gpu, launch)
+}
+
+/// Threads that share a line of `n` elements that are `inner` apart, for kernels over lines in blocks of 256:
+/// one where neighbouring threads have neighbouring lines, else a warp or the block.
+pub fn lanes(n: usize, inner: usize) -> usize {
+    match n {
+        _ if inner > 1 || n <= SHORT_ROW => 1,
+        0..=1024 => 32,
+        _ => 256,
+    }
 }
