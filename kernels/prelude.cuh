@@ -68,7 +68,7 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (i64)(n); i += (i64)gridDim.x * blockDim.x)
 
 // N neighbouring elements, loaded and stored at once: their place is aligned to their size.
-template <typename E, int N>
-struct alignas(N * sizeof(E)) Pack {
-    E x[N];
+template <typename Element, int COUNT>
+struct alignas(COUNT * sizeof(Element)) Pack {
+    Element x[COUNT];
 };
