@@ -130,3 +130,9 @@ __device__ __forceinline__ float lanes_max(float x, float* scratch) {
 // Thread's place in a grid-stride loop over one dimension.
 #define GRID_STRIDE(i, n) \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (i64)(n); i += (i64)gridDim.x * blockDim.x)
+
+// N neighbouring elements, loaded and stored at once: their place is aligned to their size.
+template <typename Element, int COUNT>
+struct alignas(COUNT * sizeof(Element)) Pack {
+    Element x[COUNT];
+};

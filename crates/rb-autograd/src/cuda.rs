@@ -112,3 +112,22 @@ pub fn column_sums(
 pub fn vector_width(columns: usize) -> usize {
     if columns.is_multiple_of(4) { 4 } else { 1 }
 }
+
+/// The number of neighbouring elements that a kernel may load at once: the largest power of two of at most 16
+/// bytes that divides `inner` and at which all `tensors` (of one element type) are aligned.
+pub fn pack_width(inner: usize, tensors: &[&Tensor]) -> Result<usize> {
+    let mut width = 16 / tensors[0].dtype().size_bytes();
+    for tensor in tensors {
+        let (offset, size) = (tensor.place()?.offset_bytes, tensor.dtype().size_bytes());
+        while width > 1 && !(inner.is_multiple_of(width) && offset.is_multiple_of(width * size)) {
+            width /= 2;
+        }
+    }
+    Ok(width)
+}
+
+/// An argument that points at element `first` of a tensor.
+pub fn arg_from(tensor: &Tensor, first: usize) -> Result<Arg<'_>> {
+    let place = tensor.place()?;
+    Ok(Arg::Buffer(place.buffer, place.offset_bytes + first * tensor.dtype().size_bytes()))
+}

@@ -128,6 +128,7 @@ impl<'p> Tape<'p> {
             return Err(ShapeError::new("backward", "loss", loss.shape(), "one element").into());
         }
         let one = Tensor::from_vec(vec![1.0f64], loss.shape().clone())?.to_dtype(loss.dtype())?;
+        let one = one.to_device(loss.value.device())?;
         self.backward_from(loss, one, grads)
     }
 

@@ -13,9 +13,20 @@ pub struct Kernel {
     pub source: &'static str,
 }
 
-/// A [`Kernel`] from `kernels/NAME.cu`, embedded in the binary.
+/// A [`Kernel`] from `kernels/NAME.cu`, embedded in the binary; `kernel!("NAME", "HEADER")` puts
+/// `kernels/HEADER.cuh` before it.
 #[macro_export]
 macro_rules! kernel {
+    ($name:literal, $($header:literal),+) => {
+        $crate::Kernel {
+            name: $name,
+            source: concat!(
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/", $header, ".cuh")),)+
+                "\n#line 1 \"", $name, ".cu\"\n",
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/", $name, ".cu")),
+            ),
+        }
+    };
     ($name:literal) => {
         $crate::Kernel {
             name: $name,

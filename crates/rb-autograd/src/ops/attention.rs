@@ -9,15 +9,19 @@
 //! - **Errors** `ShapeError` for `k`, `v` or `mask` of another shape or a number of heads that is no
 //!   multiple; `IndexOutOfRange` for a range outside `0..=S`. A query that sees no key gets 0 and gives
 //!   gradient 0.
+//! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q`; heads of at most 256.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
 
+pub(crate) mod cuda;
+
 use rayon::prelude::*;
-use rb_tensor::{DType, Shape, ShapeError, Tensor};
+use rb_cuda::Gpu;
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
 use crate::testing::Case;
-use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
+use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// Which keys each query may see.
 #[derive(Clone, Debug)]
@@ -41,10 +45,30 @@ impl AttentionMask {
         if shape.rank() != 2 {
             return Err(ShapeError::new(Attention::NAME, "doc_start", shape, "[B, T]").into());
         }
+        let doc_start = doc_start.to_device(Device::Cpu)?;
         let starts = doc_start.as_slice::<i32>()?;
         let positions = (0..shape[1] as i32).cycle();
         let ranges: Vec<i32> = starts.iter().zip(positions).flat_map(|(&s, t)| [s, t + 1]).collect();
         Ok(AttentionMask::Ranges(Tensor::from_vec(ranges, [shape[0], shape[1], 2])?))
+    }
+
+    /// The same mask on `device`. Ranges that leave the host are checked before; those on a GPU are not read:
+    /// a query whose range leaves the keys gives NaN.
+    pub(crate) fn on(&self, op: &'static str, device: Device, keys: usize) -> Result<AttentionMask> {
+        let AttentionMask::Ranges(ranges) = self else { return Ok(self.clone()) };
+        if ranges.device() == Device::Cpu && device != Device::Cpu {
+            ranges.expect_dtype(op, "mask", DType::I32)?;
+            AttentionMask::check_values(op, ranges.as_slice()?, keys)?;
+        }
+        Ok(AttentionMask::Ranges(ranges.to_device(device)?))
+    }
+
+    /// Checks that ranges stay in `0..=keys`.
+    pub(crate) fn check_values(op: &'static str, ranges: &[i32], keys: usize) -> Result<()> {
+        let bad = |&x: &i32| usize::try_from(x).map_or(true, |x| x > keys);
+        let Some(position) = ranges.iter().position(bad) else { return Ok(()) };
+        let (index, bound) = (i64::from(ranges[position]), keys + 1);
+        Err(AutogradError::IndexOutOfRange { op, argument: "mask", position, index, bound })
     }
 
     /// Checks type and shape for queries `[B, T]`.
@@ -67,7 +91,9 @@ pub fn attention<'t>(
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<Var<'t>> {
-    apply(Attention { mask: mask.clone(), scale }, &[q, k, v])
+    let keys = k.shape().dims().get(1).copied().unwrap_or(0);
+    let mask = mask.on(Attention::NAME, q.value.device(), keys)?;
+    apply(Attention { mask, scale }, &[q, k, v])
 }
 
 struct Attention {
@@ -153,6 +179,32 @@ impl Op for Attention {
         grads.add(0, Tensor::from_vec(dq, q.shape().clone())?)?;
         grads.add(1, Tensor::from_vec(dk, k.shape().clone())?)?;
         grads.add(2, Tensor::from_vec(dv, v.shape().clone())?)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, AttentionSaved)> {
+        let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
+        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.scale)?;
+        let (y, lse) = p.forward(gpu, [q, k, v].map(cuda::Heads::all), out)?;
+        let saved = AttentionSaved { q: q.clone(), k: k.clone(), v: v.clone(), y: y.clone(), lse };
+        Ok((y, saved))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: AttentionSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let AttentionSaved { q, k, v, y, lse } = &saved;
+        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.scale)?;
+        let dx = |x: &Tensor| crate::cuda::output(gpu, x.shape(), x.dtype());
+        let (dq, dk, dv) = (dx(q)?, dx(k)?, dx(v)?);
+        let inputs = [q, k, v].map(cuda::Heads::all);
+        p.backward(gpu, inputs, [y, &dy, lse], [&dq, &dk, &dv].map(cuda::Heads::all))?;
+        grads.add(0, dq)?;
+        grads.add(1, dk)?;
+        grads.add(2, dv)
     }
 }
 

@@ -8,12 +8,14 @@
 //! - **Saves** `qkv` and `y` (shared), `lse [B, T, Hq]`.
 //! - **Errors** `ShapeError` for another number of heads or a `mask` that is not `[B, T, 2]`; `Argument` if
 //!   the heads do not form groups; `IndexOutOfRange` for a range outside `0..=T`.
+//! - **Kernels** those of `attention`.
 //! - **Source** as `attention`.
 
 use rayon::prelude::*;
+use rb_cuda::Gpu;
 use rb_tensor::{Shape, ShapeError, Tensor};
 
-use super::attention::{AttentionMask, test_masks};
+use super::attention::{AttentionMask, cuda, test_masks};
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
@@ -26,7 +28,9 @@ pub fn attention_packed<'t>(
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<Var<'t>> {
-    apply(AttentionPacked { num_heads, num_kv_heads, mask: mask.clone(), scale }, &[qkv])
+    let keys = qkv.shape().dims().get(1).copied().unwrap_or(0);
+    let mask = mask.on(AttentionPacked::NAME, qkv.value.device(), keys)?;
+    apply(AttentionPacked { num_heads, num_kv_heads, mask, scale }, &[qkv])
 }
 
 struct AttentionPacked {
@@ -45,6 +49,18 @@ impl AttentionPacked {
         let (heads, kv_heads) = (self.num_heads, self.num_kv_heads);
         let shape = qkv.shape();
         Problem::new(Self::NAME, shape, shape[1], heads, kv_heads, &self.mask, self.scale)
+    }
+
+    fn cuda_problem(&self, qkv: &Tensor) -> Result<cuda::Problem<'_>> {
+        let shape = qkv.shape();
+        let q = Shape::from([shape[0], shape[1], self.num_heads, shape[3]]);
+        cuda::Problem::new(Self::NAME, &q, shape[1], self.num_kv_heads, &self.mask, self.scale)
+    }
+
+    /// Queries, keys and values on a GPU.
+    fn cuda_heads<'a>(&self, qkv: &'a Tensor) -> [cuda::Heads<'a>; 3] {
+        let (keys, values) = (self.num_heads, self.num_heads + self.num_kv_heads);
+        [0, keys, values].map(|first| cuda::Heads { tensor: qkv, first })
     }
 
     /// Queries, keys and values.
@@ -113,6 +129,32 @@ impl Op for AttentionPacked {
             }
         });
         grads.add(0, Tensor::from_vec(dqkv, qkv.shape().clone())?)
+    }
+
+    fn cuda_forward(
+        &self,
+        gpu: Gpu,
+        inputs: &[Tensor],
+        out: &Shape,
+    ) -> Result<(Tensor, AttentionPackedSaved)> {
+        let qkv = &inputs[0];
+        let (y, lse) = self.cuda_problem(qkv)?.forward(gpu, self.cuda_heads(qkv), out)?;
+        let saved = AttentionPackedSaved { qkv: qkv.clone(), y: y.clone(), lse };
+        Ok((y, saved))
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: AttentionPackedSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        let AttentionPackedSaved { qkv, y, lse } = &saved;
+        let dqkv = crate::cuda::output(gpu, qkv.shape(), qkv.dtype())?;
+        let p = self.cuda_problem(qkv)?;
+        p.backward(gpu, self.cuda_heads(qkv), [y, &dy, lse], self.cuda_heads(&dqkv))?;
+        grads.add(0, dqkv)
     }
 }
 

@@ -4,17 +4,24 @@
 //!   label, `(1-s) (lse - logits[label]) + s (lse - mean(logits)) + z lse^2`, times its weight; the sum over rows is
 //!   divided by the denominator.
 //! - **Shapes** `logits [.., V]`, `labels [..]` (i32), optional `row_weights [..]` -> scalar.
-//! - **Dtypes** `logits` any float type; row losses are summed in f64 in row order.
+//! - **Dtypes** `logits` any float type; row losses are summed in f64 in row order. On a GPU the loss is f32 whatever
+//!   the logits are, and row losses are summed in f32 in a fixed order.
 //! - **Backward** with `p = softmax(logits)`, `t = (1-s) onehot + s/K`:
 //!   `dlogits = dy * weight / denominator * (p - t + 2 z lse p)`; exactly zero in rows without a label and in columns
 //!   that are not classes. `p[label] - 1` is minus the sum of the other `p`.
 //! - **Saves** `logits` (shared), `max [..]` and `sum [..]`: the shift of each row and its sum of exponentials, which keep
 //!   `p` exact where `lse` is too large for its own fraction.
-//! - **Errors** `IndexOutOfRange` for a label that is neither a class nor `ignore_index`; `Argument` for options out of
+//! - **Kernels** `cross_entropy_fwd`, `cross_entropy_bwd` (in place where nobody else holds the logits),
+//!   `cross_entropy_sum`.
+//! - **Errors** `IndexOutOfRange` for a label that is neither a class nor `ignore_index` (a NaN loss where the labels
+//!   are on the GPU); `Argument` for options out of
 //!   range, or for no label at all with [`Denominator::ValidTokens`]; `ShapeError` for `labels` of another shape.
 //! - **Source** PyTorch `torch.nn.functional.cross_entropy`; arXiv:2204.02311, section 5, for the z-loss.
 
-use rb_tensor::{DType, Shape, ShapeError, Tensor};
+mod cuda;
+
+use rb_cuda::Gpu;
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::softmax;
 use crate::host;
@@ -66,12 +73,14 @@ pub fn cross_entropy<'t>(
     labels: &Tensor,
     options: &CrossEntropyOptions,
 ) -> Result<Var<'t>> {
-    apply(CrossEntropy::new(logits.shape(), labels, options)?, &[logits])
+    let op = CrossEntropy::new(logits.shape(), labels, options)?.on(logits.value.device())?;
+    apply(op, &[logits])
 }
 
 struct CrossEntropy {
     labels: Tensor,
-    weights: Option<Vec<f64>>,
+    /// f64 on the host, f32 on a GPU.
+    weights: Option<Tensor>,
     classes: usize,
     ignore_index: i32,
     smoothing: f64,
@@ -100,34 +109,39 @@ impl CrossEntropy {
         if !(options.z_loss.is_finite() && options.z_loss >= 0.0) {
             return argument("z_loss", options.z_loss.to_string(), "a finite number of at least 0");
         }
-        let ids = labels.as_slice::<i32>()?;
-        let bad = |&l: &i32| l != options.ignore_index && usize::try_from(l).map_or(true, |l| l >= classes);
-        if let Some(position) = ids.iter().position(bad) {
-            let index = i64::from(ids[position]);
-            let (op, argument) = (Self::NAME, "labels");
-            return Err(AutogradError::IndexOutOfRange { op, argument, position, index, bound: classes });
+        if labels.device() == Device::Cpu {
+            let ids = labels.as_slice::<i32>()?;
+            let bad =
+                |&l: &i32| l != options.ignore_index && usize::try_from(l).map_or(true, |l| l >= classes);
+            if let Some(position) = ids.iter().position(bad) {
+                let index = i64::from(ids[position]);
+                let (op, argument) = (Self::NAME, "labels");
+                return Err(AutogradError::IndexOutOfRange { op, argument, position, index, bound: classes });
+            }
         }
-        let valid = ids.iter().filter(|&&l| l != options.ignore_index).count();
         let denominator = match options.denominator {
             Denominator::Fixed(n) if n.is_finite() && n > 0.0 => n,
             Denominator::Fixed(n) => {
                 return argument("denominator", n.to_string(), "a finite number above 0");
             }
-            Denominator::ValidTokens if valid > 0 => valid as f64,
+            // Waits for the GPU if the labels are there.
             Denominator::ValidTokens => {
-                return argument("labels", "all ignored".into(), "at least one label");
+                let ids = labels.to_device(Device::Cpu)?;
+                let valid = ids.as_slice::<i32>()?.iter().filter(|&&l| l != options.ignore_index).count();
+                if valid == 0 {
+                    return argument("labels", "all ignored".into(), "at least one label");
+                }
+                valid as f64
             }
         };
-        let weights = match &options.row_weights {
-            None => None,
-            Some(w) if w.shape() == labels.shape() => Some(w.to_dtype(DType::F64)?.to_vec()?),
-            Some(w) => {
-                return Err(ShapeError::new(Self::NAME, "row_weights", w.shape(), labels.shape()).into());
-            }
-        };
+        if let Some(w) = &options.row_weights
+            && w.shape() != labels.shape()
+        {
+            return Err(ShapeError::new(Self::NAME, "row_weights", w.shape(), labels.shape()).into());
+        }
         Ok(CrossEntropy {
             labels: labels.clone(),
-            weights,
+            weights: options.row_weights.clone(),
             classes,
             ignore_index: options.ignore_index,
             smoothing: options.label_smoothing,
@@ -136,8 +150,20 @@ impl CrossEntropy {
         })
     }
 
-    fn weight(&self, row: usize) -> f64 {
-        self.weights.as_ref().map_or(1.0, |w| w[row])
+    /// The same with its tensors where the logits are, as that device reads them.
+    fn on(mut self, device: Device) -> Result<CrossEntropy> {
+        self.labels = self.labels.to_device(device)?;
+        self.weights = match self.weights {
+            None => None,
+            Some(w) if device == Device::Cpu => Some(w.to_device(device)?.to_dtype(DType::F64)?),
+            Some(w) => Some(w.to_dtype(DType::F32)?.to_device(device)?),
+        };
+        Ok(self)
+    }
+
+    /// Weights of the rows on the host; empty without weights.
+    fn host_weights(&self) -> Result<&[f64]> {
+        Ok(self.weights.as_ref().map_or(Ok(&[][..]), Tensor::as_slice::<f64>)?)
     }
 }
 
@@ -152,6 +178,10 @@ impl Op for CrossEntropy {
             return Err(ShapeError::new(Self::NAME, "labels", labels, expected).into());
         }
         Ok(Shape::default())
+    }
+
+    fn out_dtype(&self, inputs: &[Tensor]) -> DType {
+        if inputs[0].device() == Device::Cpu { inputs[0].dtype() } else { DType::F32 }
     }
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], _: &Shape) -> Result<(Tensor, CrossEntropySaved)> {
@@ -184,7 +214,9 @@ impl Op for CrossEntropy {
         let saved =
             CrossEntropySaved { logits: inputs[0].clone(), max: saved(column(0))?, sum: saved(column(1))? };
         let losses = column(2);
-        let terms = losses.iter().enumerate().map(|(row, loss)| loss.to_f64() * self.weight(row));
+        let weights = self.host_weights()?;
+        let weight = |row: usize| weights.get(row).copied().unwrap_or(1.0);
+        let terms = losses.iter().enumerate().map(|(row, loss)| loss.to_f64() * weight(row));
         Ok((Tensor::scalar(T::from_f64(terms.sum::<f64>() / self.denominator)), saved))
     }
 
@@ -198,6 +230,8 @@ impl Op for CrossEntropy {
         let (labels, max, sum) = (self.labels.as_slice::<i32>()?, max.as_slice::<T>()?, sum.as_slice::<T>()?);
         let columns = logits.shape().last();
         let dy = dy.as_slice::<T>()?[0].to_f64();
+        let weights = self.host_weights()?;
+        let weight = |row: usize| weights.get(row).copied().unwrap_or(1.0);
         // Turns a row of scores into its gradient in place.
         let differentiate = |row: usize, x: &mut [T]| {
             let label = labels[row];
@@ -211,7 +245,7 @@ impl Op for CrossEntropy {
             // would have lost its digits.
             classes[label as usize] = T::NEG_INFINITY;
             let others = softmax::exp_in_place(classes, max[row]) / sum[row];
-            let factor = T::from_f64(dy / self.denominator * self.weight(row));
+            let factor = T::from_f64(dy / self.denominator * weight(row));
             let z = T::from_f64(2.0 * self.z_loss) * (max[row] + sum[row].ln());
             let even = T::from_f64(self.smoothing / self.classes as f64);
             let scale = (T::ONE + z) / sum[row];
@@ -222,6 +256,20 @@ impl Op for CrossEntropy {
             classes[label as usize] = own;
         };
         grads.add(0, host::update::<T>(logits, |dx| host::par_rows(dx, columns, differentiate))?)
+    }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, CrossEntropySaved)> {
+        self.forward_on(gpu, &inputs[0], out)
+    }
+
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: CrossEntropySaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        self.backward_on(gpu, saved, &dy, grads)
     }
 }
 

@@ -5,18 +5,21 @@
 //! - **Shapes** `x [B, T, H, D]`, `positions [B, T]` (i32) -> `y [B, T, H, D]`.
 //! - **Dtypes** `x` any float type; angles, cosines and sines are computed in f64 and rounded once.
 //! - **Backward** the rotation by `-a`.
-//! - **Saves** cosines and sines, `[B, T, D/2]` each.
+//! - **Saves** cosines and sines, `[B, T, D/2]` each; nothing on a GPU, where they are computed again.
+//! - **Kernels** `rope`.
 //! - **Errors** `ShapeError` if `x` is not `[B, T, H, D]` with even `D`, or `positions` not `[B, T]`; `Argument` for a
-//!   table of another size, too many heads or a negative position.
+//!   table of another size, too many heads or a negative position (NaN where
+//!   positions are on the GPU).
 //! - **Source** arXiv:2104.09864; `apply_rotary_pos_emb` of transformers' Llama.
 
 use std::sync::Arc;
 
-use rb_tensor::{DType, Shape, ShapeError, Tensor};
+use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
-use crate::host;
 use crate::testing::Case;
-use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
+use crate::{AutogradError, Float, GradSinks, Op, Result, Saved, Var, apply};
+use crate::{cuda, host};
 
 /// Rotary frequencies.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,9 +42,14 @@ struct Rope {
     num_rotated: usize,
 }
 
-saved!(
-    struct RopeSaved { cos, sin }
-);
+/// Cosines and sines of every position, where they are kept.
+struct RopeSaved(Option<[Tensor; 2]>);
+
+impl Saved for RopeSaved {
+    fn tensors(&self) -> Vec<&Tensor> {
+        self.0.iter().flatten().collect()
+    }
+}
 
 impl Op for Rope {
     const NAME: &'static str = "rope";
@@ -65,6 +73,9 @@ impl Op for Rope {
         if self.num_rotated > x[2] {
             return argument("num_rotated", self.num_rotated, format!("at most {} for x {x}", x[2]));
         }
+        if self.positions.device() != Device::Cpu {
+            return Ok(x.clone());
+        }
         let positions = self.positions.as_slice::<i32>()?;
         match positions.iter().find(|p| **p < 0) {
             None => Ok(x.clone()),
@@ -86,21 +97,69 @@ impl Op for Rope {
             self.turn(row, y, &cos, &sin, T::ONE);
         });
         let shape = [out[0], out[1], self.table.inv_freq.len()];
-        let saved = RopeSaved { cos: Tensor::from_vec(cos, shape)?, sin: Tensor::from_vec(sin, shape)? };
+        let saved = RopeSaved(Some([Tensor::from_vec(cos, shape)?, Tensor::from_vec(sin, shape)?]));
         Ok((Tensor::from_vec(y, out.clone())?, saved))
     }
 
     fn host_backward<T: Float>(&self, saved: RopeSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let (cos, sin) = (saved.cos.as_slice::<T>()?, saved.sin.as_slice::<T>()?);
+        // INVARIANT: the host's forward keeps both.
+        let [cos, sin] = saved.0.expect("tables of the host's forward");
+        let (cos, sin) = (cos.as_slice::<T>()?, sin.as_slice::<T>()?);
         let row_len = dy.shape()[2] * dy.shape()[3];
         let dx = host::update::<T>(dy, |dx| {
             host::par_rows(dx, row_len, |row, dx| self.turn(row, dx, cos, sin, -T::ONE));
         })?;
         grads.add(0, dx)
     }
+
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RopeSaved)> {
+        let y = cuda::output(gpu, out, inputs[0].dtype())?;
+        self.launch(gpu, &inputs[0], &y, 1)?;
+        Ok((y, RopeSaved(None)))
+    }
+
+    fn cuda_backward(&self, gpu: Gpu, _: RopeSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+        let dx = if dy.is_unshared() { dy.clone() } else { cuda::output(gpu, dy.shape(), dy.dtype())? };
+        self.launch(gpu, &dy, &dx, -1)?;
+        drop(dy);
+        grads.add(0, dx)
+    }
 }
 
+const ROPE: Kernel = kernel!("rope");
+
 impl Rope {
+    /// Enqueues the rotation of `x` into `y`, which may be `x`, by `direction` times the angle.
+    fn launch(&self, gpu: Gpu, x: &Tensor, y: &Tensor, direction: i32) -> Result<()> {
+        const THREADS: usize = 256;
+        if x.numel() == 0 {
+            return Ok(());
+        }
+        let (heads, half) = (x.shape()[2], self.table.inv_freq.len());
+        let tokens = self.positions.numel();
+        let positions = self.positions.to_device(Device::Cuda(gpu))?;
+        // Every thread computes one angle where heads are small enough.
+        let tokens_per_block = (THREADS / half).max(1);
+        let blocks = u32::try_from(tokens.div_ceil(tokens_per_block)).unwrap_or(u32::MAX);
+        // The shortest decimals that read back as the same f64.
+        let inv_freq: Vec<String> = self.table.inv_freq.iter().map(|f| format!("{f:e}")).collect();
+        let launch = Launch::new(&ROPE, [blocks, 1, 1], [THREADS as u32, 1, 1])
+            .define("T", x.dtype().cuda_name())
+            .define("VEC", cuda::pack_width(half, &[x, y])?)
+            .define("HALF", half)
+            .define("HEADS", heads)
+            .define("ROTATED", self.num_rotated)
+            .define("TOKENS", tokens_per_block)
+            .define("DIRECTION", direction)
+            .define("SCALING", format!("{:e}", self.table.attention_scaling))
+            .define("INV_FREQ", inv_freq.join(","))
+            .arg(x.arg()?)
+            .arg(positions.arg()?)
+            .arg(y.arg()?)
+            .arg(Arg::I64(tokens as i64));
+        cuda::launch_on(gpu, launch)
+    }
+
     /// Cosines and sines of every position, `[B * T, D/2]` each. Rows often share positions, so each distinct
     /// position is computed once.
     fn tables<T: Float>(&self) -> Result<(Vec<T>, Vec<T>)> {

@@ -16,7 +16,7 @@ use super::softmax;
 use super::tiles::{HEIGHT, Panels, WIDTH, add_transposed_product, product};
 use crate::host;
 use crate::ops::attention::AttentionMask;
-use crate::{AutogradError, Float, Result};
+use crate::{Float, Result};
 
 /// Stacked rows (queries times heads that share a key head) of one block: enough to use a packed panel of keys
 /// many times, few enough that a causal block computes little that is hidden.
@@ -77,7 +77,7 @@ impl<'a> Problem<'a> {
     /// ranges of the mask.
     ///
     /// # Errors
-    /// [`AutogradError::IndexOutOfRange`] for a range that leaves `0..=keys`.
+    /// [`crate::AutogradError::IndexOutOfRange`] for a range that leaves `0..=keys`.
     pub fn new(
         op: &'static str,
         q: &Shape,
@@ -92,18 +92,7 @@ impl<'a> Problem<'a> {
             AttentionMask::Full => Visible::Full,
             AttentionMask::Ranges(ranges) => {
                 let ranges = ranges.as_slice::<i32>()?;
-                let bad = |&x: &i32| usize::try_from(x).map_or(true, |x| x > keys);
-                if let Some(position) = ranges.iter().position(bad) {
-                    let index = i64::from(ranges[position]);
-                    let bound = keys + 1;
-                    return Err(AutogradError::IndexOutOfRange {
-                        op,
-                        argument: "mask",
-                        position,
-                        index,
-                        bound,
-                    });
-                }
+                AttentionMask::check_values(op, ranges, keys)?;
                 Visible::Ranges(ranges)
             }
         };

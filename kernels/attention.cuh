@@ -1,0 +1,58 @@
+// attention -- what the attention kernels share. Defines: T element type; D head size; HEADS query heads and
+// KV_HEADS key heads; Q_STRIDE and K_STRIDE elements between tokens of queries and of keys and values;
+// MASK 0 full, 1 causal (the last query is aligned with the last key), 2 ranges [B,queries,2].
+
+#define GROUP (HEADS / KV_HEADS)
+
+// Keys lo..hi; none if hi <= lo. hi is -1 for a range that leaves 0..=keys.
+struct Span {
+    int lo, hi;
+};
+
+// What query t of batch row b sees; nothing behind the last query.
+__device__ __forceinline__ Span visible(const int* __restrict__ ranges, int b, int t, int queries, int keys) {
+    Span span = {0, 0};
+    if (t >= queries) return span;
+#if MASK == 0
+    span.hi = keys;
+#elif MASK == 1
+    span.hi = max(0, keys - queries + t + 1);
+#else
+    const int* pair = ranges + 2 * ((i64)b * queries + t);
+    const int lo = pair[0], hi = pair[1];
+    if (min(lo, hi) < 0 || max(lo, hi) > keys) {
+        span.hi = -1;
+    } else if (lo < hi) {
+        span.lo = lo;
+        span.hi = hi;
+    }
+#endif
+    return span;
+}
+
+// Whether a query sees any of keys first..first + count.
+__device__ __forceinline__ bool overlaps(Span span, int first, int count) {
+    return span.lo < first + count && span.hi > first;
+}
+
+// The smallest range that holds what queries first..first + count see; a result that is the same for all
+// threads of the block. scratch: 2 ints, free for other use after the next barrier.
+__device__ __forceinline__ Span seen_by(const int* __restrict__ ranges, int b, int first, int count, int queries,
+                                        int keys, int* scratch) {
+    if (threadIdx.x == 0) {
+        scratch[0] = keys;
+        scratch[1] = 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const Span span = visible(ranges, b, first + i, queries, keys);
+        if (span.hi > span.lo) {
+            // Integers: the result does not depend on the order.
+            atomicMin(&scratch[0], span.lo);
+            atomicMax(&scratch[1], span.hi);
+        }
+    }
+    __syncthreads();
+    const Span all = {scratch[0], scratch[1]};
+    return all;
+}

@@ -1,0 +1,20 @@
+// attention_delta -- the row sums that attention's backward subtracts, one warp a row.
+// Computes     delta[n] = sum(dy[n,:] * y[n,:])
+// Inputs       y, dy [N,D] T
+// Outputs      delta [N] f32
+// Requires     delta overlaps nothing
+// Launch       grid (ceil(N/8),1,1), block 256
+// Traffic      read 2*N*D*sizeof(T), write 4*N bytes
+// Accumulates  f32, a fixed tree over the warp
+// Determinism  bitwise
+// Source       arXiv:2205.14135
+
+extern "C" __global__ void attention_delta(const T* __restrict__ y, const T* __restrict__ dy,
+                                           float* __restrict__ delta, i64 rows) {
+    const i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32;
+    if (row >= rows) return;
+    float sum = 0.0f;
+    for (int d = threadIdx.x % 32; d < D; d += 32) sum += f(y[row * D + d]) * f(dy[row * D + d]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) delta[row] = sum;
+}
