@@ -3,6 +3,7 @@
 mod cli;
 mod doctor;
 mod generate;
+mod kernels;
 mod tokenizer;
 mod train;
 mod verify;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Doctor => doctor::run(),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Completions { shell } => cli::completions(shell),
     };
