@@ -3,11 +3,13 @@
 //! - `verify`: every check, in order, with a table at the end.
 //! - `tidy`: the rules on source, documents and manifests that a compiler does not know.
 //! - `ladder`: which crate may depend on which.
+//! - `kernels`: compiles every kernel for every architecture with NVRTC; needs no GPU.
 //! - `new-op`: the skeleton of an operation and its registry line.
 //!
 //! This crate depends on no `rb-*` crate, so it builds in seconds and works when they do not.
 
 mod error;
+mod kernels;
 mod ladder;
 mod lexer;
 mod new_op;
@@ -37,6 +39,14 @@ enum Command {
     Tidy,
     /// Check which crate depends on which, and print the edges
     Ladder,
+    /// Compile every kernel for every architecture with NVRTC, and show registers, memory and spills
+    #[command(after_help = "NVRTC comes with the CUDA toolkit or with `pip install nvidia-cuda-nvrtc`; \
+        RUSTINGBRAIN_CUDA_PATH may name its folder. No GPU is needed.")]
+    Kernels {
+        /// Options of `rb kernels`, for example --arch sm_90a
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
     /// Write the skeleton of an operation and add it to the registry
     NewOp {
         /// Name of the operation in snake case, as PyTorch calls it
@@ -50,6 +60,7 @@ fn main() -> ExitCode {
         Command::Verify(options) => verify::run(&root, &options),
         Command::Tidy => tidy::run(&root).map(print_report),
         Command::Ladder => ladder::run(&root).map(print_report),
+        Command::Kernels { options } => kernels::run(&root, &options),
         Command::NewOp { name } => new_op::run(&root, &name).map(print_report),
     };
     match outcome {

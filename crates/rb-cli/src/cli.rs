@@ -44,6 +44,9 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  rb verify --all\n  rb verify --config examples/quickstart.toml\n  \
         rb verify --loss-gates")]
     Verify(VerifyArgs),
+    /// Compile every kernel for every architecture and show what each takes
+    #[command(hide = true)]
+    Kernels(KernelsArgs),
     /// Print shell completions
     #[command(after_help = "Example:\n  rb completions bash > /etc/bash_completion.d/rb")]
     Completions {
@@ -136,6 +139,13 @@ pub(crate) enum SplitterArg {
     Rb,
     /// GPT-2's pattern, which cuts words at every combining mark.
     Gpt2,
+}
+
+#[derive(Args)]
+pub(crate) struct KernelsArgs {
+    /// Architecture to compile for. May be repeated.
+    #[arg(long, value_name = "SM", default_values = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])]
+    pub(crate) arch: Vec<String>,
 }
 
 #[derive(Args)]

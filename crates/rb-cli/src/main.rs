@@ -5,6 +5,7 @@ mod doctor;
 mod generate;
 mod logits;
 mod model;
+mod kernels;
 mod tokenizer;
 mod train;
 mod verify;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Doctor => doctor::run(),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Completions { shell } => cli::completions(shell),
     };

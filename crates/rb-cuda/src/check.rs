@@ -1,6 +1,6 @@
 //! Whether a card computes what it should: one kernel and one product against the host.
 
-use crate::kernel::{Arg, Kernel, Launch};
+use crate::kernel::{Arg, Kernel, Launch, Unit};
 use crate::matmul::{Matmul, MatrixType, Place};
 use crate::{CudaError, Gpu, Result};
 
@@ -23,6 +23,11 @@ const SQUARES: Kernel = Kernel {
 /// Sides of the product that is compared, odd on purpose, and of the one that is timed.
 const SIDES: (usize, usize, usize) = (129, 65, 257);
 const LARGE: usize = 4096;
+
+/// The kernels of this crate itself.
+pub fn own_units() -> Vec<Unit> {
+    vec![Launch::new(&SQUARES, [1; 3], [1; 3]).unit().clone()]
+}
 
 impl Gpu {
     /// Runs a kernel and a product and compares both with the host, then times a large product.

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sha2::{Digest, Sha256};
 
 use crate::discover::{Search, cache_folder};
+use crate::inspect::Resources;
 use crate::kernel::Unit;
 use crate::library::LibraryInfo;
-use crate::nvrtc::{Nvrtc, Refusal};
+use crate::nvrtc::{Nvrtc, Output, Refusal};
 use crate::{CudaError, Result};
 
 /// Options of every compilation. No fast mathematics: a kernel asks for an approximation by name.
@@ -74,14 +75,6 @@ impl Compiler {
         self.build(unit, &target, ptx)
     }
 
-    /// PTX of `unit` for an architecture such as `sm_90a`, for tools that read it.
-    ///
-    /// # Errors
-    /// [`CudaError::Compile`] with the compiler's log.
-    pub fn compile_to_ptx(&self, unit: &Unit, arch: &str) -> Result<Compiled> {
-        self.build(unit, &arch.replacen("sm_", "compute_", 1), true)
-    }
-
     /// The architecture to compile for, and whether it is PTX.
     fn target(&self, unit: &Unit, arch: &str) -> Result<(String, bool)> {
         let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
@@ -106,23 +99,14 @@ impl Compiler {
     }
 
     fn build(&self, unit: &Unit, target: &str, ptx: bool) -> Result<Compiled> {
-        let mut options = vec![format!("--gpu-architecture={target}")];
-        options.extend(OPTIONS.map(String::from));
+        let options = options(target);
         let text = unit.text();
         let key = self.key(&text, &options);
         let file = self.cache.as_ref().map(|f| f.join(format!("{}-{}.bin", unit.name, &hex(&key)[..32])));
         if let Some(code) = file.as_ref().and_then(|file| read(file, &key)) {
             return Ok(Compiled { code, cached: true });
         }
-        let code = self.nvrtc.compile(unit.name, &text, &options, ptx).map_err(|refusal| match refusal {
-            Refusal::Call(error) => error,
-            Refusal::Log(log) => CudaError::Compile {
-                kernel: unit.name,
-                defines: one_line(&unit.defines),
-                arch: target.into(),
-                log,
-            },
-        })?;
+        let code = self.run(unit, &text, target, &options, ptx)?.code;
         if let Some(file) = file
             && let Err(error) = write(&file, &key, &code)
             && !self.warned.swap(true, Ordering::Relaxed)
@@ -136,6 +120,34 @@ impl Compiler {
         Ok(Compiled { code, cached: false })
     }
 
+    fn run(&self, unit: &Unit, text: &str, target: &str, options: &[String], ptx: bool) -> Result<Output> {
+        self.nvrtc.compile(unit.name, text, options, ptx).map_err(|refusal| match refusal {
+            Refusal::Call(error) => error,
+            Refusal::Log(log) => CudaError::Compile {
+                kernel: unit.name,
+                defines: one_line(&unit.defines),
+                arch: target.into(),
+                log,
+            },
+        })
+    }
+
+    /// Compiles `unit` for an architecture such as `sm_90a` and says what it takes; the cache takes no part.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`] with the compiler's log, also where NVRTC does not know the architecture.
+    pub fn inspect(&self, unit: &Unit, arch: &str) -> Result<Resources> {
+        let mut options = options(arch);
+        options.push("--ptxas-options=-v".into());
+        let log = self.run(unit, &unit.text(), arch, &options, false)?.log;
+        Resources::parse(&log).ok_or_else(|| CudaError::Compile {
+            kernel: unit.name,
+            defines: one_line(&unit.defines),
+            arch: arch.into(),
+            log: format!("NVRTC does not say what the kernel takes: {log}"),
+        })
+    }
+
     fn key(&self, text: &str, options: &[String]) -> [u8; 32] {
         let mut hash = Sha256::new();
         for part in [text, &options.join("\n")] {
@@ -146,6 +158,12 @@ impl Compiler {
         hash.update(self.nvrtc.version.1.to_le_bytes());
         hash.finalize().into()
     }
+}
+
+fn options(target: &str) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture={target}")];
+    options.extend(OPTIONS.map(String::from));
+    options
 }
 
 /// Calls `work` for every item on all cores, in no fixed order; the first error by item wins.
@@ -280,8 +298,6 @@ mod tests {
             assert!(again.cached && again.code == first.code, "{arch}");
         }
         assert!(!compiler.compile(&unit(&ADD, 11), "sm_80").unwrap().cached, "another constant");
-        let ptx = compiler.compile_to_ptx(&unit(&ADD, 10), "sm_90a").unwrap();
-        assert!(String::from_utf8_lossy(&ptx.code).contains(".entry add_n"));
         let newer = compiler.compile(&unit(&ADD, 10), "sm_999").unwrap();
         assert!(String::from_utf8_lossy(&newer.code).contains(".entry add_n"), "PTX for an unknown card");
     }

@@ -206,7 +206,11 @@ fn libraries(folder: &Path, stem: &str) -> Vec<(PathBuf, Option<u32>)> {
 }
 
 fn all_folders(var: &Var<'_>, root: &Path) -> Vec<PathBuf> {
-    let list = |name: &str| var(name).map(|v| env::split_paths(&v).collect::<Vec<_>>()).unwrap_or_default();
+    let list = |name: &str| -> Vec<PathBuf> {
+        let value = var(name).unwrap_or_default();
+        // An empty part would be the folder that the program happens to run in.
+        env::split_paths(&value).filter(|part| !part.as_os_str().is_empty()).collect()
+    };
     let path = |name: &str| var(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let mut folders = Vec::new();
     for folder in list("RUSTINGBRAIN_CUDA_PATH") {

@@ -40,6 +40,14 @@ pub(crate) struct Nvrtc {
     path: PathBuf,
 }
 
+/// What a program gave.
+pub(crate) struct Output {
+    /// Machine code, or PTX with a zero byte at its end.
+    pub(crate) code: Vec<u8>,
+    /// Warnings, and what options asked the compiler to say.
+    pub(crate) log: String,
+}
+
 /// Why a program gave no code.
 pub(crate) enum Refusal {
     /// The source does not compile: the log.
@@ -106,7 +114,7 @@ impl Nvrtc {
         text: &str,
         options: &[String],
         ptx: bool,
-    ) -> Result<Vec<u8>, Refusal> {
+    ) -> Result<Output, Refusal> {
         let c_string = |text: &str| {
             CString::new(text).map_err(|_| Refusal::Log("the source or an option holds a zero byte".into()))
         };
@@ -135,15 +143,18 @@ impl Nvrtc {
         // SAFETY: the program is alive and the options are `count` zero-terminated strings.
         let status = unsafe { (self.api.nvrtcCompileProgram)(program.program, count, pointers.as_ptr()) };
         let compilation_failed = cudarc::nvrtc::sys::nvrtcResult::NVRTC_ERROR_COMPILATION as c_int;
-        if status == compilation_failed {
-            let log = self.fetch(
-                &program,
-                ("nvrtcGetProgramLogSize", self.api.nvrtcGetProgramLogSize),
-                ("nvrtcGetProgramLog", self.api.nvrtcGetProgramLog),
-            )?;
-            return Err(Refusal::Log(String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into()));
+        if status != compilation_failed {
+            self.check("nvrtcCompileProgram", status)?;
         }
-        self.check("nvrtcCompileProgram", status)?;
+        let log = self.fetch(
+            &program,
+            ("nvrtcGetProgramLogSize", self.api.nvrtcGetProgramLogSize),
+            ("nvrtcGetProgramLog", self.api.nvrtcGetProgramLog),
+        )?;
+        let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_string();
+        if status == compilation_failed {
+            return Err(Refusal::Log(log));
+        }
         let code = if ptx {
             self.fetch(
                 &program,
@@ -160,7 +171,7 @@ impl Nvrtc {
         if code.is_empty() {
             return Err(Refusal::Log("NVRTC gave no code for this architecture".into()));
         }
-        Ok(code)
+        Ok(Output { code, log })
     }
 
     /// Something of a program, by the two calls that give its size and its bytes.

@@ -60,7 +60,7 @@ fn step(batches: &[Batch]) -> (f64, f64, Vec<f64>) {
     let norm = grads.global_norm().unwrap();
     let mut adam = AdamW::new(AdamWConfig::default(), &params).unwrap();
     adam.step(&mut params, &mut grads, 1e-2, clip_coefficient(norm, 0.1)).unwrap();
-    (loss, norm, params.arena().as_slice::<f64>().unwrap().to_vec())
+    (loss.item().unwrap(), norm, params.arena().as_slice::<f64>().unwrap().to_vec())
 }
 
 #[test]
