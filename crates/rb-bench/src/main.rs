@@ -54,6 +54,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    rb_train::observe::keep_freed_memory();
     let args = Args::parse();
     match run(&args) {
         Ok(true) => ExitCode::SUCCESS,
