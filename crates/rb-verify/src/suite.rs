@@ -33,6 +33,9 @@ pub fn check_before_training(
     Ok(report)
 }
 
+/// Several times what the slowest variant needs.
+const OVERFIT_STEPS: usize = 200;
+
 /// All checks on a new model of this config, training included.
 pub fn verify_config(config: &LlamaConfig, seed: u64) -> Result<Report> {
     let mut builder = ParamBuilder::default();
@@ -40,7 +43,7 @@ pub fn verify_config(config: &LlamaConfig, seed: u64) -> Result<Report> {
     let mut params = builder.build(&Rng::new(seed), Device::Cpu)?;
     let mut report = check_before_training(&model, &params, seed, true)?;
     report.push(step_check(&model, &mut params, seed)?);
-    report.push(overfit(&model, &mut params, 60, seed)?);
+    report.push(overfit(&model, &mut params, OVERFIT_STEPS, seed)?);
     Ok(report)
 }
 
