@@ -7,7 +7,7 @@ use clap::Parser;
 use rb_autograd::{GradStore, ParamBuilder, ParamStore};
 use rb_data::Batch;
 use rb_nn::{CausalLm, LlamaConfig, flops_per_token};
-use rb_optim::{AdamW, AdamWConfig, Optimizer, clip_coefficient};
+use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng};
 use rb_train::step::{LossTerms, forward_backward};
 
@@ -54,6 +54,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    rb_train::observe::keep_freed_memory();
     let args = Args::parse();
     match run(&args) {
         Ok(true) => ExitCode::SUCCESS,
@@ -97,9 +98,8 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         let started = Instant::now();
         let batches = std::slice::from_ref(&batch);
         let loss = forward_backward(&model, params, &mut grads, batches, false, LossTerms::default())?;
-        let scale = clip_coefficient(grads.global_norm()?, 1.0);
-        adam.step(params, &mut grads, 1e-3, scale)?;
-        Ok((loss, started.elapsed().as_secs_f64()))
+        adam.clipped_step(params, &mut grads, 1e-3, 1.0, &loss)?;
+        Ok((loss.item()?, started.elapsed().as_secs_f64()))
     };
     const WARM_UP: usize = 2;
     let mut losses = Vec::new();

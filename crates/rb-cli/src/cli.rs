@@ -153,6 +153,9 @@ pub(crate) struct VerifyArgs {
     /// Check every operation, every model variant and every refusal.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Compare this device with the host: every operation, every model variant, training, repeatability.
+    #[arg(long, value_name = "DEVICE", value_parser = ["cuda"])]
+    pub(crate) device: Option<String>,
     /// Check the model of this config file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -14,7 +14,11 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<(), Failure> {
     let library = compiler.library();
     println!("{} {} ({})", library.name, library.version, library.path.display());
     let archs: Vec<&str> = args.arch.iter().map(String::as_str).collect();
-    let report = inspect_kernels(&compiler, &archs, &|_| own_units());
+    let report = inspect_kernels(&compiler, &archs, &|capability| {
+        let mut units = rb_verify::kernel_units(capability);
+        units.extend(own_units());
+        units
+    });
     print!("{report}");
     let problems = report.problems(MAY_SPILL);
     println!("{} compilations, {} problems", report.len(), problems.len());

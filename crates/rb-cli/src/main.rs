@@ -3,9 +3,9 @@
 mod cli;
 mod doctor;
 mod generate;
+mod kernels;
 mod logits;
 mod model;
-mod kernels;
 mod tokenizer;
 mod train;
 mod verify;
@@ -17,6 +17,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    rb_train::observe::keep_freed_memory();
     // Errors found by the argument parser leave with code 2, help and version with 0.
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());

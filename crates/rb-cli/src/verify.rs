@@ -1,14 +1,16 @@
 //! `rb verify`
 
-use rb_verify::{Report, loss_gates, verify_config, verify_operations, verify_variants};
+use rb_cuda::{Gpu, GpuOptions};
+use rb_verify::{Report, loss_gates, verify_config, verify_device, verify_operations, verify_variants};
 
 use crate::Failure;
 use crate::cli::VerifyArgs;
 
 pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let fail = |e: rb_verify::VerifyError| Failure::new(1, e.to_string());
-    if !(args.all || args.loss_gates || args.config.is_some()) {
-        return Err(Failure::new(2, "say what to check: --all, --config FILE or --loss-gates"));
+    if !(args.all || args.loss_gates || args.config.is_some() || args.device.is_some()) {
+        let what = "say what to check: --all, --config FILE, --loss-gates or --device cuda";
+        return Err(Failure::new(2, what));
     }
     let mut report = Report::default();
     if args.all {
@@ -25,6 +27,16 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
             config.vocab_size = 257;
         }
         report.extend("config", verify_config(&config, args.seed).map_err(fail)?);
+    }
+    if args.device.is_some() {
+        // What a kernel leaves unwritten must not look like a result.
+        let options = GpuOptions { poison: true, ..GpuOptions::default() };
+        let gpu = Gpu::open(0, &options).map_err(|e| Failure::new(1, e.to_string()))?;
+        println!("{gpu}: {}", gpu.info().name);
+        let mut progress = |check: &rb_verify::Check| {
+            println!("{} {}", if check.passed { "ok  " } else { "FAIL" }, check.name);
+        };
+        report.extend(&gpu.to_string(), verify_device(gpu, args.seed, &mut progress).map_err(fail)?);
     }
     println!("{report}");
     if let Some(path) = &args.json {

@@ -38,7 +38,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 /// Replaces `path` by what `fill` writes, or leaves it untouched.
 ///
 /// # Errors
-/// Those of `fill` and of [`write`].
+/// Those of `fill` and of [`write()`].
 pub fn replace<E: From<FileError>>(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<&mut File>) -> Result<(), E>,

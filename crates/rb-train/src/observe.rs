@@ -12,7 +12,7 @@
 //! | `tensorboard.rs` | the writer of `tensorboard/events.out.tfevents.*` |
 //! | `report.rs`, `chart.rs`, `axis.rs`, `series.rs` | `report.html`: page, one chart, its axes, its points |
 //! | `progress.rs`, `human.rs` | the bar or the plain lines; numbers as people read them |
-//! | `memory.rs` | resident memory of this process |
+//! | `memory.rs` | resident memory of this process, kept between steps |
 //! | `file.rs` | files that hold whole records only |
 //! | `error.rs` | [`ObserveError`] |
 
@@ -33,7 +33,7 @@ mod testing;
 
 pub use error::{ObserveError, remedy};
 pub(crate) use human::grouped;
-pub use memory::resident_bytes;
+pub use memory::{keep_freed_memory, resident_bytes};
 pub use metrics::{MetricsWriter, read};
 pub use progress::{Progress, eval_line, train_line};
 pub use record::{EvalRecord, EventKind, EventRecord, Finite, Record, TrainRecord, now_unix_ms};

@@ -1,7 +1,7 @@
 //! The checks together: before a run, for a config, over all model variants and over all operations.
 
 use rb_autograd::ops::REGISTRY;
-use rb_autograd::{GradStore, ParamBuilder, ParamStore, testing};
+use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, testing};
 use rb_nn::{CausalLm, LlamaConfig, RopeScaling};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng, Tensor};
@@ -33,14 +33,28 @@ pub fn check_before_training(
     Ok(report)
 }
 
-/// All checks on a new model of this config, training included.
+/// Several times what the slowest variant needs.
+const OVERFIT_STEPS: usize = 200;
+
+/// All checks on a new model of this config, training included, on the CPU.
 pub fn verify_config(config: &LlamaConfig, seed: u64) -> Result<Report> {
+    verify_config_on(config, Device::Cpu, Precision::Full, seed)
+}
+
+/// As [`verify_config`], on any device and in any precision it has.
+pub fn verify_config_on(
+    config: &LlamaConfig,
+    device: Device,
+    precision: Precision,
+    seed: u64,
+) -> Result<Report> {
     let mut builder = ParamBuilder::default();
     let model = CausalLm::init(config, &mut builder)?;
-    let mut params = builder.build(&Rng::new(seed), Device::Cpu)?;
+    let mut params = builder.build(&Rng::new(seed), device)?;
+    params.set_precision(precision)?;
     let mut report = check_before_training(&model, &params, seed, true)?;
     report.push(step_check(&model, &mut params, seed)?);
-    report.push(overfit(&model, &mut params, 60, seed)?);
+    report.push(overfit(&model, &mut params, OVERFIT_STEPS, seed)?);
     Ok(report)
 }
 
@@ -62,6 +76,19 @@ fn step_check(model: &CausalLm, params: &mut ParamStore, seed: u64) -> Result<Ch
 /// All checks on every variant of the model: tied and untied, each ratio of heads, biases, QK-norm, each kind
 /// of rotary scaling, odd vocabularies.
 pub fn verify_variants(seed: u64) -> Result<Report> {
+    verify_variants_on(Device::Cpu, Precision::Full, seed)
+}
+
+/// As [`verify_variants`], on any device and in any precision it has.
+pub fn verify_variants_on(device: Device, precision: Precision, seed: u64) -> Result<Report> {
+    let mut report = Report::default();
+    for (name, config) in variants() {
+        report.extend(&name, verify_config_on(&config, device, precision, seed)?);
+    }
+    Ok(report)
+}
+
+fn variants() -> Vec<(String, LlamaConfig)> {
     let base = LlamaConfig {
         max_position_embeddings: 64,
         initializer_range: 0.05,
@@ -99,11 +126,7 @@ pub fn verify_variants(seed: u64) -> Result<Report> {
         ("vocabulary of 257".to_string(), LlamaConfig { vocab_size: 257, ..base.clone() }),
         ("vocabulary of 2".to_string(), LlamaConfig { vocab_size: 2, ..base }),
     ]);
-    let mut report = Report::default();
-    for (name, config) in variants {
-        report.extend(&name, verify_config(&config, seed)?);
-    }
-    Ok(report)
+    variants
 }
 
 /// Finite differences and precision of every operation of the registry.

@@ -1,0 +1,287 @@
+//! A GPU against the host: every operation on odd shapes, every model variant, training, repeatability, resume,
+//! and proof that the kernels that were meant to run did run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rb_autograd::ops::REGISTRY;
+use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
+use rb_autograd::testing::{self, DevicePrecision};
+use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
+use rb_cuda::{Gpu, GpuOptions, Unit};
+use rb_nn::{CausalLm, LlamaConfig, ModelInput};
+use rb_optim::{AdamW, AdamWConfig, Optimizer};
+use rb_tensor::{DType, Device, Rng, Tensor};
+
+use crate::suite::verify_variants_on;
+use crate::{Check, Report, Result};
+
+/// Every kernel, with its constants, that the cases of the registry and a small model's training launch on a card
+/// of this compute capability: found on a dry run.
+pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
+    let gpu = Gpu::dry(capability, &GpuOptions::default());
+    for op in REGISTRY {
+        for case in (op.cases)() {
+            for &precision in testing::device_precisions(op.name) {
+                // What a case cannot do on a GPU is for the comparison to report.
+                let _ = testing::device_check(op.name, &case, gpu, precision, 0);
+            }
+        }
+    }
+    for precision in precisions() {
+        let _ = train(&small_model(), Device::Cuda(gpu), precision, 0, 1, None);
+    }
+    gpu.units()
+}
+
+/// All checks of a GPU. Memory should be poisoned (see [`GpuOptions`]), so that what a kernel leaves unwritten is
+/// seen.
+///
+/// # Errors
+/// A check that could not run at all; one that ran and failed is in the report.
+pub fn verify_device(gpu: Gpu, seed: u64, progress: &mut dyn FnMut(&Check)) -> Result<Report> {
+    let mut report = Report::default();
+    let mut push = |report: &mut Report, checks: Report| {
+        checks.checks.iter().for_each(&mut *progress);
+        report.checks.extend(checks.checks);
+    };
+    let units = kernel_units(gpu.info().capability);
+    gpu.prepare(&units).map_err(rb_tensor::TensorError::from)?;
+    for op in REGISTRY {
+        push(&mut report, one(operation(op.name, (op.cases)(), gpu, seed)));
+    }
+    let expected: BTreeSet<&str> = units.iter().map(|u| u.name).collect();
+    for precision in precisions() {
+        let mut scoped = Report::default();
+        scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
+        push(&mut report, scoped);
+        push(&mut report, one(repeats(gpu, precision, seed)?));
+        push(&mut report, one(resumes(gpu, precision, seed)?));
+    }
+    push(&mut report, one(same_training(gpu, seed)?));
+    push(&mut report, one(precision_training(gpu, seed)?));
+    push(&mut report, one(kernels_ran(gpu, &expected)));
+    Ok(report)
+}
+
+fn one(check: Check) -> Report {
+    Report { checks: vec![check] }
+}
+
+fn precisions() -> [Precision; 3] {
+    [Precision::Full, Precision::Bf16 { residual: DType::F32 }, Precision::Bf16 { residual: DType::BF16 }]
+}
+
+fn name_of(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Full => "fp32",
+        Precision::Bf16 { residual: DType::BF16 } => "bf16, bf16 residual",
+        Precision::Bf16 { .. } => "bf16",
+    }
+}
+
+/// All cases of one operation in all precisions, beside the host.
+fn operation(name: &str, cases: Vec<testing::Case>, gpu: Gpu, seed: u64) -> Check {
+    let mut worst: BTreeMap<DevicePrecisionKey, (f64, String)> = BTreeMap::new();
+    let (mut failures, mut count) = (Vec::new(), 0);
+    for case in &cases {
+        for &precision in testing::device_precisions(name) {
+            count += 1;
+            match testing::device_check(name, case, gpu, precision, seed) {
+                Err(failure) => failures.push(failure.0),
+                Ok(errors) => {
+                    for e in errors {
+                        let ratio = e.device / e.budget;
+                        let slot = worst.entry(key(precision)).or_insert((0.0, String::new()));
+                        if ratio >= slot.0 {
+                            *slot = (ratio, format!("{} of {}", e.what, case.name));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let detail = if failures.is_empty() {
+        let worst = worst.iter().map(|(p, (r, at))| format!("{p} {r:.2} of the budget at {at}"));
+        format!("{count} comparisons; worst {}", worst.collect::<Vec<_>>().join(", "))
+    } else {
+        let shown: Vec<&str> = failures.iter().take(4).map(String::as_str).collect();
+        format!("{} of {count} comparisons failed: {}", failures.len(), shown.join(" | "))
+    };
+    Check::new(format!("device: {name}"), failures.is_empty() && count > 0, detail)
+}
+
+type DevicePrecisionKey = String;
+
+fn key(precision: DevicePrecision) -> DevicePrecisionKey {
+    precision.to_string()
+}
+
+/// Small enough for the host, with grouped heads, a tied head and an odd vocabulary.
+fn small_model() -> LlamaConfig {
+    LlamaConfig {
+        num_key_value_heads: Some(2),
+        tie_word_embeddings: true,
+        max_position_embeddings: 48,
+        ..LlamaConfig::new(131, 96, 160, 3, 6)
+    }
+}
+
+/// Weights and optimizer state, in host memory.
+struct Snapshot {
+    weights: Vec<(String, Tensor)>,
+    state: BTreeMap<String, Tensor>,
+    steps: u64,
+}
+
+/// Trains on random rows that repeat, from the beginning or from a snapshot; gives losses and the last state.
+fn train(
+    config: &LlamaConfig,
+    device: Device,
+    precision: Precision,
+    first_step: usize,
+    steps: usize,
+    from: Option<&Snapshot>,
+) -> Result<(Vec<f64>, Snapshot)> {
+    let mut builder = ParamBuilder::default();
+    let model = CausalLm::init(config, &mut builder)?;
+    let mut params = builder.build(&Rng::new(1), Device::Cpu)?.to_device(device)?;
+    params.set_precision(precision)?;
+    let mut adam = AdamW::new(AdamWConfig::default(), &params)?;
+    if let Some(from) = from {
+        for (name, value) in &from.weights {
+            params.set_part(name, value)?;
+        }
+        adam.load_state(&from.state, from.steps)?;
+    }
+    let mut grads = GradStore::new(&params)?;
+    let mut losses = Vec::new();
+    for step in first_step..first_step + steps {
+        let (ids, labels) = rows(config, step % 4)?;
+        let loss = {
+            let tape = Tape::new(&params);
+            let input = ModelInput::causal(ids.to_device(device)?);
+            let loss =
+                model.loss(&tape, &input, &labels.to_device(device)?, &CrossEntropyOptions::default())?;
+            tape.backward(&loss, &mut grads)?;
+            loss.detach()
+        };
+        adam.clipped_step(&mut params, &mut grads, 2e-3, 1.0, &loss)?;
+        losses.push(loss.item()?);
+    }
+    let snapshot = snapshot(&params, &adam)?;
+    Ok((losses, snapshot))
+}
+
+fn rows(config: &LlamaConfig, batch: usize) -> Result<(Tensor, Tensor)> {
+    let (count, len) = (3, config.max_position_embeddings);
+    let mut rng = Rng::new(batch as u64).fork("training rows");
+    let ids: Vec<i32> = (0..count * (len + 1)).map(|_| rng.below(config.vocab_size as u64) as i32).collect();
+    let part = |shift: usize| -> Result<Tensor> {
+        let values = (0..count).flat_map(|r| ids[r * (len + 1) + shift..][..len].to_vec()).collect();
+        Ok(Tensor::from_vec::<i32>(values, [count, len])?)
+    };
+    Ok((part(0)?, part(1)?))
+}
+
+fn snapshot(params: &ParamStore, optimizer: &dyn Optimizer) -> Result<Snapshot> {
+    let host = |t: &Tensor| t.to_device(Device::Cpu)?.to_owned_copy();
+    let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
+    let mut weights = Vec::new();
+    for name in names {
+        let value = host(&params.part(&name)?)?;
+        weights.push((name, value));
+    }
+    let mut state = BTreeMap::new();
+    for (name, tensor) in optimizer.state()? {
+        state.insert(name, host(&tensor)?);
+    }
+    Ok(Snapshot { weights, state, steps: optimizer.steps_done()? })
+}
+
+fn equal(a: &Snapshot, b: &Snapshot) -> Result<bool> {
+    let weights = a.weights.iter().map(|(_, t)| t).zip(b.weights.iter().map(|(_, t)| t));
+    for (x, y) in weights.chain(a.state.values().zip(b.state.values())) {
+        if x.as_bytes()? != y.as_bytes()? {
+            return Ok(false);
+        }
+    }
+    Ok(a.weights.len() == b.weights.len() && a.state.len() == b.state.len() && a.steps == b.steps)
+}
+
+fn repeats(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
+    let run = || train(&small_model(), Device::Cuda(gpu), precision, 0, 20, None);
+    let ((losses, a), (_, b)) = (run()?, run()?);
+    let same = equal(&a, &b)?;
+    let detail = format!(
+        "20 steps twice, last loss {:.4}: {}",
+        losses[19],
+        if same { "same bits" } else { "other bits" }
+    );
+    Ok(Check::new(format!("device: {} repeats bit for bit", name_of(precision)), same, detail))
+}
+
+fn resumes(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
+    let device = Device::Cuda(gpu);
+    let (_, whole) = train(&small_model(), device, precision, 0, 20, None)?;
+    let (_, half) = train(&small_model(), device, precision, 0, 9, None)?;
+    let (_, resumed) = train(&small_model(), device, precision, 9, 11, Some(&half))?;
+    let same = equal(&whole, &resumed)?;
+    let detail = format!("9 and 11 steps beside 20: {}", if same { "same bits" } else { "other bits" });
+    Ok(Check::new(format!("device: {} resumes bit for bit", name_of(precision)), same, detail))
+}
+
+/// Steps of the comparison with the host.
+const STEPS: usize = 200;
+
+/// fp32 on both devices: the same losses, but for rounding.
+fn same_training(gpu: Gpu, _seed: u64) -> Result<Check> {
+    let (host, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None)?;
+    let (device, _) = train(&small_model(), Device::Cuda(gpu), Precision::Full, 0, STEPS, None)?;
+    let off = |a: &f64, b: &f64| (a - b).abs() / a.abs().max(0.1);
+    // NaN compares as too far.
+    let worst = host
+        .iter()
+        .zip(&device)
+        .map(|(a, b)| off(a, b))
+        .fold(0.0, |m: f64, x| if x > m || x.is_nan() { x } else { m });
+    let first = off(&host[0], &device[0]);
+    let good = worst <= 1e-2 && first <= 1e-5 && host[STEPS - 1] < host[0];
+    let detail = format!(
+        "{STEPS} steps, loss {:.4} -> {:.4} on the host, {:.4} on the GPU; largest relative difference {worst:.1e}",
+        host[0],
+        host[STEPS - 1],
+        device[STEPS - 1]
+    );
+    Ok(Check::new("device: fp32 trains as the host", good, detail))
+}
+
+/// bf16 beside fp32 on the GPU, over the first hundred steps, before a model this small has memorised its rows.
+fn precision_training(gpu: Gpu, _seed: u64) -> Result<Check> {
+    let device = Device::Cuda(gpu);
+    let mut detail = Vec::new();
+    let mut good = true;
+    let mean = |losses: &[f64]| losses[80..100].iter().sum::<f64>() / 20.0;
+    let (full, _) = train(&small_model(), device, Precision::Full, 0, 100, None)?;
+    for precision in precisions().into_iter().skip(1) {
+        let (losses, _) = train(&small_model(), device, precision, 0, 100, None)?;
+        let off = (mean(&losses) / mean(&full) - 1.0).abs();
+        good &= off <= 0.02;
+        detail.push(format!("{} {:.4}", name_of(precision), mean(&losses)));
+    }
+    let detail = format!("mean loss of steps 81 to 100: fp32 {:.4}, {}", mean(&full), detail.join(", "));
+    Ok(Check::new("device: bf16 trains as fp32", good, detail))
+}
+
+fn kernels_ran(gpu: Gpu, expected: &BTreeSet<&str>) -> Check {
+    let launches = gpu.launches();
+    let missing: Vec<&str> =
+        expected.iter().copied().filter(|name| launches.get(name).copied().unwrap_or(0) == 0).collect();
+    let total: u64 = launches.values().sum();
+    let products = launches.get("matmul").copied().unwrap_or(0);
+    let detail = if missing.is_empty() {
+        format!("{} kernels, {total} launches, {products} of them products", expected.len())
+    } else {
+        format!("never launched: {}", missing.join(", "))
+    };
+    Check::new("device: kernels ran", missing.is_empty() && products > 0 && !expected.is_empty(), detail)
+}
