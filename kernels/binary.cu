@@ -27,16 +27,16 @@ __device__ __forceinline__ void places(i64 i, i64& a, i64& b) {
     b += i * b_strides[0];
 }
 
-// N neighbours, or one element N times.
-template <int N, bool SAME, typename E>
-__device__ __forceinline__ Packed<E, N> neighbours(const E* p) {
-    if constexpr (!SAME) {
-        return packed<N>(p);
+// Neighbours, or one element several times.
+template <int Count, bool Same, typename Elem>
+__device__ __forceinline__ Packed<Elem, Count> neighbours(const Elem* p) {
+    if constexpr (!Same) {
+        return packed<Count>(p);
     } else {
-        Packed<E, N> values;
-        const E one = *p;
+        Packed<Elem, Count> values;
+        const Elem one = *p;
 #pragma unroll
-        for (int k = 0; k < N; ++k) values.v[k] = one;
+        for (int k = 0; k < Count; ++k) values.v[k] = one;
         return values;
     }
 }

@@ -1,7 +1,7 @@
 // prelude -- what every kernel may use; no CUDA header is included anywhere.
 // Types       bf16 (storage only), i64, u64, u32; T, TX, TY, TW are element types given as defines
 // Arithmetic  always float: load with f(x), store with put(&y[i], value); bf16 rounds to nearest even
-// Access      packed<N>(p) and put_packed(p, values): N neighbours with one instruction
+// Access      packed<Count>(p) and put_packed(p, values): neighbours with one instruction
 // Reductions  warp_sum, warp_max, block_sum, block_max: fixed order, so results repeat bit for bit
 
 typedef long long i64;
@@ -63,18 +63,19 @@ __device__ __forceinline__ float rounded(float x) {
     return f(e);
 }
 
-// N neighbouring elements, read or written at once; their address is a multiple of their size, at most 16 bytes.
-template <typename E, int N>
-struct alignas(N * sizeof(E)) Packed {
-    E v[N];
+// Neighbouring elements, read or written at once; their address is a multiple of their size, at most 16 bytes.
+// Template parameters here are named as no define of a kernel is.
+template <typename Elem, int Count>
+struct alignas(Count * sizeof(Elem)) Packed {
+    Elem v[Count];
 };
-template <int N, typename E>
-__device__ __forceinline__ Packed<E, N> packed(const E* p) {
-    return *(const Packed<E, N>*)p;
+template <int Count, typename Elem>
+__device__ __forceinline__ Packed<Elem, Count> packed(const Elem* p) {
+    return *(const Packed<Elem, Count>*)p;
 }
-template <int N, typename E>
-__device__ __forceinline__ void put_packed(E* p, const Packed<E, N>& values) {
-    *(Packed<E, N>*)p = values;
+template <int Count, typename Elem>
+__device__ __forceinline__ void put_packed(Elem* p, const Packed<Elem, Count>& values) {
+    *(Packed<Elem, Count>*)p = values;
 }
 
 #define FULL_WARP 0xffffffffu
@@ -108,21 +109,21 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
     return warp_max(lane < warps ? scratch[lane] : -INFINITY_F);
 }
 
-// Sum and maximum over the LANES threads that share a line: one, a warp, or the whole block (scratch: 32 floats).
-template <int LANES>
+// Sum and maximum over the threads that share a line: one, a warp, or the whole block (scratch: 32 floats).
+template <int Sharing>
 __device__ __forceinline__ float lanes_sum(float x, float* scratch) {
-    if constexpr (LANES == 1) return x;
-    else if constexpr (LANES == 32) return warp_sum(x);
+    if constexpr (Sharing == 1) return x;
+    else if constexpr (Sharing == 32) return warp_sum(x);
     else return block_sum(x, scratch);
 }
-template <int LANES>
+template <int Sharing>
 __device__ __forceinline__ float lanes_max(float x, float* scratch) {
-    if constexpr (LANES == 1) return x;
-    else if constexpr (LANES == 32) return warp_max(x);
+    if constexpr (Sharing == 1) return x;
+    else if constexpr (Sharing == 32) return warp_max(x);
     else return block_max(x, scratch);
 }
 
-// Lines of a block-stride loop over lines that LANES threads share; the same lines for all of them.
+// A stride loop over lines of which each is shared by LANES (a define) threads of a block.
 #define LINE_STRIDE(line, lines)                                                                            \
     for (i64 line = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES; line < (i64)(lines);               \
          line += (i64)gridDim.x * blockDim.x / LANES)
