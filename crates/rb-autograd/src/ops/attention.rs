@@ -9,7 +9,8 @@
 //! - **Errors** `ShapeError` for `k`, `v` or `mask` of another shape or a number of heads that is no
 //!   multiple; `IndexOutOfRange` for a range outside `0..=S`. A query that sees no key gets 0 and gives
 //!   gradient 0.
-//! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q`; heads of at most 256.
+//! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q` for heads of at most 256;
+//!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
 
