@@ -238,7 +238,7 @@ pub fn cases() -> Vec<Case> {
         })
     };
     let mut cases = Vec::new();
-    for (t, h, kv, d) in [(1, 4, 2, 3), (2, 3, 3, 4), (7, 4, 1, 5), (33, 6, 2, 8)] {
+    for (t, h, kv, d) in [(1, 4, 2, 3), (2, 3, 3, 4), (7, 4, 1, 5), (33, 6, 2, 8), (67, 2, 1, 32)] {
         for (name, mask) in test_masks(2, t) {
             cases.push(case(format!("{name}, T {t}, heads {h}/{kv}"), [2, t, t, h, kv, d], mask));
         }
@@ -253,6 +253,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(case("causal, T 3, S 7".into(), [2, 3, 7, 2, 1, 4], AttentionMask::Causal));
     cases.push(case("causal, T 7, S 3".into(), [2, 7, 3, 2, 1, 4], AttentionMask::Causal));
     cases.push(case("full, T 3, S 7".into(), [1, 3, 7, 2, 2, 4], AttentionMask::Full));
+    cases.push(case("causal, T 70, S 133, D 64".into(), [1, 70, 133, 2, 1, 64], AttentionMask::Causal));
     cases
 }
 
