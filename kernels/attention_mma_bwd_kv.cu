@@ -64,7 +64,7 @@ __device__ __forceinline__ Span seeing(const int* __restrict__ ranges, int b, in
     return span;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, D <= 64 ? 3 : 2)
     attention_mma_bwd_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                          const int* __restrict__ ranges, const bf16* __restrict__ dy, const float* __restrict__ lse,
                          const float* __restrict__ delta, bf16* __restrict__ dk, bf16* __restrict__ dv, int batch,

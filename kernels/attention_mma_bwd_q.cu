@@ -9,7 +9,7 @@
 // Determinism  bitwise (no atomics)
 // Source       arXiv:2307.08691
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, D <= 64 ? 3 : 2)
     attention_mma_bwd_q(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                         const int* __restrict__ ranges, const bf16* __restrict__ dy, const float* __restrict__ lse,
                         const float* __restrict__ delta, bf16* __restrict__ dq, int batch, int queries, int keys,

@@ -10,7 +10,7 @@
 // Determinism  bitwise
 // Source       arXiv:2307.08691
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, D <= 64 ? 3 : 2)
     attention_mma_fwd(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                       const int* __restrict__ ranges, bf16* __restrict__ y, float* __restrict__ lse, int batch,
                       int queries, int keys, float scale) {
