@@ -9,6 +9,13 @@ struct Span {
     int lo, hi;
 };
 
+// A given range.
+__device__ __forceinline__ Span checked(int lo, int hi, int keys) {
+    const bool inside = min(lo, hi) >= 0 && max(lo, hi) <= keys;
+    const Span span = {inside && lo < hi ? lo : 0, !inside ? -1 : lo < hi ? hi : 0};
+    return span;
+}
+
 // What query t of batch row b sees; nothing behind the last query.
 __device__ __forceinline__ Span visible(const int* __restrict__ ranges, int b, int t, int queries, int keys) {
     Span span = {0, 0};
@@ -19,13 +26,7 @@ __device__ __forceinline__ Span visible(const int* __restrict__ ranges, int b, i
     span.hi = max(0, keys - queries + t + 1);
 #else
     const int* pair = ranges + 2 * ((i64)b * queries + t);
-    const int lo = pair[0], hi = pair[1];
-    if (min(lo, hi) < 0 || max(lo, hi) > keys) {
-        span.hi = -1;
-    } else if (lo < hi) {
-        span.lo = lo;
-        span.hi = hi;
-    }
+    span = checked(pair[0], pair[1], keys);
 #endif
     return span;
 }

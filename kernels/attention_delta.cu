@@ -2,7 +2,7 @@
 // Computes     delta[n] = sum(dy[n,:] * y[n,:])
 // Inputs       y, dy [N,D] T
 // Outputs      delta [N] f32
-// Requires     delta overlaps nothing
+// Requires     D % VEC == 0, y and dy aligned to VEC elements; delta overlaps nothing
 // Launch       grid (ceil(N/8),1,1), block 256
 // Traffic      read 2*N*D*sizeof(T), write 4*N bytes
 // Accumulates  f32, a fixed tree over the warp
@@ -14,7 +14,11 @@ extern "C" __global__ void attention_delta(const T* __restrict__ y, const T* __r
     const i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rows) return;
     float sum = 0.0f;
-    for (int d = threadIdx.x % 32; d < D; d += 32) sum += f(y[row * D + d]) * f(dy[row * D + d]);
+    for (int d = threadIdx.x % 32 * VEC; d < D; d += 32 * VEC) {
+        const Pack<T, VEC> a = *(const Pack<T, VEC>*)(y + row * D + d), b = *(const Pack<T, VEC>*)(dy + row * D + d);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) sum += f(a.x[i]) * f(b.x[i]);
+    }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) delta[row] = sum;
 }

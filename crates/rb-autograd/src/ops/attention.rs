@@ -9,7 +9,8 @@
 //! - **Errors** `ShapeError` for `k`, `v` or `mask` of another shape or a number of heads that is no
 //!   multiple; `IndexOutOfRange` for a range outside `0..=S`. A query that sees no key gets 0 and gives
 //!   gradient 0.
-//! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q`; heads of at most 256.
+//! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q` for heads of at most 256;
+//!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
 
@@ -237,7 +238,7 @@ pub fn cases() -> Vec<Case> {
         })
     };
     let mut cases = Vec::new();
-    for (t, h, kv, d) in [(1, 4, 2, 3), (2, 3, 3, 4), (7, 4, 1, 5), (33, 6, 2, 8)] {
+    for (t, h, kv, d) in [(1, 4, 2, 3), (2, 3, 3, 4), (7, 4, 1, 5), (33, 6, 2, 8), (67, 2, 1, 32)] {
         for (name, mask) in test_masks(2, t) {
             cases.push(case(format!("{name}, T {t}, heads {h}/{kv}"), [2, t, t, h, kv, d], mask));
         }
@@ -252,6 +253,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(case("causal, T 3, S 7".into(), [2, 3, 7, 2, 1, 4], AttentionMask::Causal));
     cases.push(case("causal, T 7, S 3".into(), [2, 7, 3, 2, 1, 4], AttentionMask::Causal));
     cases.push(case("full, T 3, S 7".into(), [1, 3, 7, 2, 2, 4], AttentionMask::Full));
+    cases.push(case("causal, T 70, S 133, D 64".into(), [1, 70, 133, 2, 1, 64], AttentionMask::Causal));
     cases
 }
 

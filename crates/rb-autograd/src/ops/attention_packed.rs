@@ -174,6 +174,12 @@ pub fn cases() -> Vec<Case> {
     for (t, h, kv) in [(2, 6, 2), (65, 2, 2), (129, 3, 1), (130, 4, 2)] {
         cases.push(case(format!("causal, T {t}, heads {h}/{kv}"), [1, t, h, kv, 4], AttentionMask::Causal));
     }
+    // Head sizes that tensor cores take on a GPU, and one that needs small tiles.
+    for (t, h, kv, d) in [(65, 2, 2, 32), (67, 2, 1, 64), (70, 3, 1, 96), (130, 2, 1, 128), (35, 1, 1, 200)] {
+        for (name, mask) in test_masks(1, t) {
+            cases.push(case(format!("{name}, T {t}, heads {h}/{kv}, D {d}"), [1, t, h, kv, d], mask));
+        }
+    }
     cases
 }
 

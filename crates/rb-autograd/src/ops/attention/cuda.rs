@@ -10,6 +10,9 @@ const ATTENTION_FWD: Kernel = kernel!("attention_fwd", "attention");
 const ATTENTION_DELTA: Kernel = kernel!("attention_delta");
 const ATTENTION_BWD_KV: Kernel = kernel!("attention_bwd_kv", "attention");
 const ATTENTION_BWD_Q: Kernel = kernel!("attention_bwd_q", "attention");
+const ATTENTION_MMA_FWD: Kernel = kernel!("attention_mma_fwd", "attention", "mma", "attention_mma");
+const ATTENTION_MMA_BWD_KV: Kernel = kernel!("attention_mma_bwd_kv", "attention", "mma", "attention_mma");
+const ATTENTION_MMA_BWD_Q: Kernel = kernel!("attention_mma_bwd_q", "attention", "mma", "attention_mma");
 
 /// The largest head: its tiles fit in the shared memory that every supported card has.
 const MAX_HEAD_DIM: usize = 256;
@@ -48,6 +51,51 @@ pub struct Problem<'a> {
     mask: &'a AttentionMask,
 }
 
+/// The three kernels that do the work, and what their launches need.
+struct Variant {
+    fwd: &'static Kernel,
+    bwd_kv: &'static Kernel,
+    bwd_q: &'static Kernel,
+    /// Queries, and keys, of one block.
+    tile: usize,
+    threads: u32,
+    /// Shared memory of each of the three, in bytes.
+    shared_bytes: [usize; 3],
+}
+
+/// The only choice of an implementation: tensor cores where they apply, else the plain kernels, which are also
+/// their reference. `tensors` are all rows of heads that the kernels read or write.
+fn variant(gpu: Gpu, head_dim: usize, mask: &AttentionMask, tensors: &[&Tensor]) -> Result<Variant> {
+    let mut mma = gpu.info().capability >= (8, 0) && matches!(head_dim, 32 | 64 | 96 | 128);
+    for tensor in tensors {
+        mma &= tensor.dtype() == DType::BF16 && tensor.place()?.offset_bytes.is_multiple_of(16);
+    }
+    if let AttentionMask::Ranges(ranges) = mask {
+        mma &= ranges.place()?.offset_bytes.is_multiple_of(8);
+    }
+    if mma {
+        let rows = 64 * (head_dim + 8) * 2;
+        return Ok(Variant {
+            fwd: &ATTENTION_MMA_FWD,
+            bwd_kv: &ATTENTION_MMA_BWD_KV,
+            bwd_q: &ATTENTION_MMA_BWD_Q,
+            tile: 64,
+            threads: 128,
+            shared_bytes: [3 * rows, 4 * rows + 1024, 2 * rows],
+        });
+    }
+    let tile = if head_dim <= 128 { 32 } else { 16 };
+    let (rows, scores) = (4 * tile * (head_dim | 1), 4 * tile * (tile + 1));
+    Ok(Variant {
+        fwd: &ATTENTION_FWD,
+        bwd_kv: &ATTENTION_BWD_KV,
+        bwd_q: &ATTENTION_BWD_Q,
+        tile,
+        threads: 8 * tile as u32,
+        shared_bytes: [3 * rows + scores, 4 * rows + 2 * scores, 4 * rows + scores],
+    })
+}
+
 impl<'a> Problem<'a> {
     /// The problem of queries `q [B, T, Hq, D]`; the mask's ranges are on the GPU.
     ///
@@ -75,9 +123,10 @@ impl<'a> Problem<'a> {
         let y = cuda::output(gpu, out, q.tensor.dtype())?;
         let lse = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
-            let blocks = self.queries.div_ceil(self.tile()) * self.batch * self.num_heads;
+            let chosen = variant(gpu, self.head_dim, self.mask, &[q.tensor, k.tensor, v.tensor, &y])?;
+            let blocks = self.queries.div_ceil(chosen.tile) * self.batch * self.num_heads;
             let launch = self
-                .plain(&ATTENTION_FWD, blocks, 3, 1, [q, k])
+                .launch(chosen.fwd, &chosen, blocks, chosen.shared_bytes[0], [q, k])
                 .arg(q.arg()?)
                 .arg(k.arg()?)
                 .arg(v.arg()?)
@@ -97,25 +146,29 @@ impl<'a> Problem<'a> {
         [y, dy, lse]: [&Tensor; 3],
         [dq, dk, dv]: [Heads<'_>; 3],
     ) -> Result<()> {
+        let tensors = [q.tensor, k.tensor, v.tensor, dy, dq.tensor, dk.tensor, dv.tensor];
+        let chosen = variant(gpu, self.head_dim, self.mask, &tensors)?;
+        let [_, shared_kv, shared_q] = chosen.shared_bytes;
         let delta = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
             let rows = delta.numel();
             let launch = Launch::new(&ATTENTION_DELTA, [blocks_u32(rows.div_ceil(8)), 1, 1], [256, 1, 1])
                 .define("T", y.dtype().cuda_name())
                 .define("D", self.head_dim)
+                .define("VEC", cuda::pack_width(self.head_dim, &[y, dy])?)
                 .arg(y.arg()?)
                 .arg(dy.arg()?)
                 .arg(delta.arg()?)
                 .arg(Arg::I64(rows as i64));
             cuda::launch_on(gpu, launch)?;
-            let blocks = self.queries.div_ceil(self.tile()) * self.batch * self.num_heads;
-            let launch = self.plain(&ATTENTION_BWD_Q, blocks, 4, 1, [q, k]);
+            let blocks = self.queries.div_ceil(chosen.tile) * self.batch * self.num_heads;
+            let launch = self.launch(chosen.bwd_q, &chosen, blocks, shared_q, [q, k]);
             let launch = self.inputs(launch, [q, k, v], [dy, lse, &delta])?.arg(dq.arg()?);
             cuda::launch_on(gpu, self.sizes(launch))?;
         }
         if self.batch * self.keys * self.head_dim > 0 {
-            let blocks = self.keys.div_ceil(self.tile()) * self.batch * self.num_kv_heads;
-            let launch = self.plain(&ATTENTION_BWD_KV, blocks, 4, 2, [q, k]);
+            let blocks = self.keys.div_ceil(chosen.tile) * self.batch * self.num_kv_heads;
+            let launch = self.launch(chosen.bwd_kv, &chosen, blocks, shared_kv, [q, k]);
             let launch = self.inputs(launch, [q, k, v], [dy, lse, &delta])?.arg(dk.arg()?).arg(dv.arg()?);
             cuda::launch_on(gpu, self.sizes(launch))?;
         }
@@ -127,26 +180,19 @@ impl<'a> Problem<'a> {
         Shape::from([self.batch, self.queries, self.num_heads])
     }
 
-    /// Queries, and keys, of one block of the plain kernels.
-    fn tile(&self) -> usize {
-        if self.head_dim <= 128 { 32 } else { 16 }
-    }
-
-    /// A launch of a plain kernel, whose shared memory holds tiles of rows and of scores.
-    fn plain<'l>(
+    /// A launch of one of the chosen kernels.
+    fn launch<'l>(
         &self,
         kernel: &Kernel,
+        chosen: &Variant,
         blocks: usize,
-        row_tiles: usize,
-        score_tiles: usize,
+        shared_bytes: usize,
         [q, k]: [Heads<'_>; 2],
     ) -> Launch<'l> {
-        let tile = self.tile();
-        let floats = tile * (row_tiles * (self.head_dim | 1) + score_tiles * (tile + 1));
-        Launch::new(kernel, [blocks_u32(blocks), 1, 1], [8 * tile as u32, 1, 1])
-            .shared_bytes(4 * floats)
+        Launch::new(kernel, [blocks_u32(blocks), 1, 1], [chosen.threads, 1, 1])
+            .shared_bytes(shared_bytes)
             .define("T", q.tensor.dtype().cuda_name())
-            .define("TILE", tile)
+            .define("TILE", chosen.tile)
             .define("D", self.head_dim)
             .define("HEADS", self.num_heads)
             .define("KV_HEADS", self.num_kv_heads)
