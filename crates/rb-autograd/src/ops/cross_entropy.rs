@@ -153,11 +153,9 @@ impl CrossEntropy {
     /// The same with its tensors where the logits are, as that device reads them.
     fn on(mut self, device: Device) -> Result<CrossEntropy> {
         self.labels = self.labels.to_device(device)?;
-        self.weights = match self.weights {
-            None => None,
-            Some(w) if device == Device::Cpu => Some(w.to_device(device)?.to_dtype(DType::F64)?),
-            Some(w) => Some(w.to_dtype(DType::F32)?.to_device(device)?),
-        };
+        let dtype = if device == Device::Cpu { DType::F64 } else { DType::F32 };
+        let placed = self.weights.map(|w| w.to_dtype(dtype)?.to_device(device));
+        self.weights = placed.transpose()?;
         Ok(self)
     }
 

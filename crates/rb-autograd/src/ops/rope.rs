@@ -32,8 +32,29 @@ pub struct RopeTable {
 
 /// `x` with its first `num_rotated` heads turned by `positions`.
 pub fn rope<'t>(x: &Var<'t>, positions: &Tensor, table: &RopeTable, num_rotated: usize) -> Result<Var<'t>> {
+    check_positions(positions)?;
+    let positions = positions.to_device(x.value.device())?;
+    apply(Rope { positions, table: table.clone(), num_rotated }, &[x])
+}
+
+/// Checks that `positions` are i32 and none is negative; on a GPU they are not read.
+///
+/// # Errors
+/// Another element type; the first negative position.
+pub fn check_positions(positions: &Tensor) -> Result<()> {
     positions.expect_dtype(Rope::NAME, "positions", DType::I32)?;
-    apply(Rope { positions: positions.clone(), table: table.clone(), num_rotated }, &[x])
+    if positions.device() != Device::Cpu {
+        return Ok(());
+    }
+    match positions.as_slice::<i32>()?.iter().find(|p| **p < 0) {
+        None => Ok(()),
+        Some(p) => Err(AutogradError::Argument {
+            op: Rope::NAME,
+            argument: "positions",
+            got: p.to_string(),
+            expected: "at least 0".into(),
+        }),
+    }
 }
 
 struct Rope {
@@ -73,19 +94,8 @@ impl Op for Rope {
         if self.num_rotated > x[2] {
             return argument("num_rotated", self.num_rotated, format!("at most {} for x {x}", x[2]));
         }
-        if self.positions.device() != Device::Cpu {
-            return Ok(x.clone());
-        }
-        let positions = self.positions.as_slice::<i32>()?;
-        match positions.iter().find(|p| **p < 0) {
-            None => Ok(x.clone()),
-            Some(p) => Err(AutogradError::Argument {
-                op: Self::NAME,
-                argument: "positions",
-                got: p.to_string(),
-                expected: "at least 0".into(),
-            }),
-        }
+        check_positions(&self.positions)?;
+        Ok(x.clone())
     }
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RopeSaved)> {
@@ -137,7 +147,6 @@ impl Rope {
         }
         let (heads, half) = (x.shape()[2], self.table.inv_freq.len());
         let tokens = self.positions.numel();
-        let positions = self.positions.to_device(Device::Cuda(gpu))?;
         // Every thread computes one angle where heads are small enough.
         let tokens_per_block = (THREADS / half).max(1);
         let blocks = u32::try_from(tokens.div_ceil(tokens_per_block)).unwrap_or(u32::MAX);
@@ -154,7 +163,7 @@ impl Rope {
             .define("SCALING", format!("{:e}", self.table.attention_scaling))
             .define("INV_FREQ", inv_freq.join(","))
             .arg(x.arg()?)
-            .arg(positions.arg()?)
+            .arg(self.positions.arg()?)
             .arg(y.arg()?)
             .arg(Arg::I64(tokens as i64));
         cuda::launch_on(gpu, launch)
