@@ -34,7 +34,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
         let gpu = Gpu::open(0, &options).map_err(|e| Failure::new(1, e.to_string()))?;
         println!("{gpu}: {}", gpu.info().name);
         let mut progress = |check: &rb_verify::Check| {
-            println!("{} {}", if check.passed { "ok  " } else { "FAIL" }, check.name);
+            println!("{} {}: {}", if check.passed { "ok  " } else { "FAIL" }, check.name, check.detail);
         };
         report.extend(&gpu.to_string(), verify_device(gpu, args.seed, &mut progress).map_err(fail)?);
     }

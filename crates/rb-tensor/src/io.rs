@@ -10,9 +10,9 @@ use std::path::Path;
 use half::bf16;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 
-use crate::{DType, Result, Tensor, TensorError};
+use crate::{DType, Device, Result, Tensor, TensorError};
 
-/// Writes tensors to `path` with the metadata `{"format": "pt"}` that Hugging Face readers ask for, then
+/// Writes tensors, from whichever device, to `path` with the metadata `{"format": "pt"}` that Hugging Face readers ask for, then
 /// syncs the file to disk. The file is not renamed: callers that replace a file write to a temporary name.
 ///
 /// # Errors
@@ -21,8 +21,10 @@ pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<()> {
+    let host: Vec<(&str, Tensor)> =
+        tensors.into_iter().map(|(name, t)| Ok((name, t.to_device(Device::Cpu)?))).collect::<Result<_>>()?;
     let entries: Vec<(&str, Bytes<'_>)> =
-        tensors.into_iter().map(|(name, t)| Ok((name, Bytes(t, t.as_bytes()?)))).collect::<Result<_>>()?;
+        host.iter().map(|(name, t)| Ok((*name, Bytes(t, t.as_bytes()?)))).collect::<Result<_>>()?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let written =
         safetensors::serialize_to_file(entries, Some(metadata), path).map_err(|error| match error {

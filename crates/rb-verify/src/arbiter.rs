@@ -42,7 +42,8 @@ pub fn gradient_flow(params: &ParamStore, grads: &GradStore) -> Result<Check> {
 pub fn moved_after_step(layout: &Layout, before: &[(String, Tensor)], params: &ParamStore) -> Result<Check> {
     let mut bad = Vec::new();
     for (name, old) in before {
-        let moved = params.part(name)?.to_device(Device::Cpu)?.as_bytes()? != old.as_bytes()?;
+        let (new, old) = (params.part(name)?.to_device(Device::Cpu)?, old.to_device(Device::Cpu)?);
+        let moved = new.as_bytes()? != old.as_bytes()?;
         let trainable = layout.parts().any(|(e, p)| e.trainable && p.name == *name);
         match (trainable, moved) {
             (true, false) => bad.push(format!("{name} did not move")),
