@@ -53,9 +53,11 @@ impl AttentionMask {
         Ok(AttentionMask::Ranges(Tensor::from_vec(ranges, [shape[0], shape[1], 2])?))
     }
 
-    /// The same mask on `device`. Ranges that leave the host are checked before; those on a GPU are not read:
-    /// a query whose range leaves the keys gives NaN.
-    pub(crate) fn on(&self, op: &'static str, device: Device, keys: usize) -> Result<AttentionMask> {
+    /// The same mask on `device`. Ranges are checked when they leave the host; one that is bad gives NaN on a GPU.
+    ///
+    /// # Errors
+    /// A range that is not i32 or leaves `0..=keys`.
+    pub fn on(&self, op: &'static str, device: Device, keys: usize) -> Result<AttentionMask> {
         let AttentionMask::Ranges(ranges) = self else { return Ok(self.clone()) };
         if ranges.device() == Device::Cpu && device != Device::Cpu {
             ranges.expect_dtype(op, "mask", DType::I32)?;

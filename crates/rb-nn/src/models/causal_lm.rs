@@ -2,7 +2,7 @@
 
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
-use rb_autograd::ops::rope::RopeTable;
+use rb_autograd::ops::rope::{RopeTable, check_positions};
 use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_tensor::{ShapeError, Tensor};
 
@@ -101,8 +101,12 @@ impl CausalLm {
             Some(positions) => positions.clone(),
             None => Tensor::from_vec((0..batch).flat_map(|_| 0..len as i32).collect(), [batch, len])?,
         };
-        let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &input.mask };
         let mut x = self.embed_tokens.forward(tape, &input.input_ids)?;
+        // Checked and copied to the device once, not once a layer.
+        let device = x.detach().device();
+        check_positions(&positions)?;
+        let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
+        let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
         for block in &self.blocks {
             x = block.forward(tape, &x, &cx)?;
         }
