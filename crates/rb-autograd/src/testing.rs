@@ -250,7 +250,7 @@ pub struct DeviceError {
     pub device: f64,
     /// The same of the naive run.
     pub naive: f64,
-    /// What was allowed: twice the naive error and one rounding of the element type.
+    /// What was allowed: twice the naive error, and a rounding of an operand.
     pub budget: f64,
 }
 
@@ -311,8 +311,10 @@ pub fn device_check(
         let scale = (truth.iter().filter(|t| t.is_finite()).map(|t| t * t).sum::<f64>()
             / truth.len().max(1) as f64)
             .sqrt()
-            .max(1e-3);
-        let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-9) } else { 2f64.powi(-22) };
+            .max(1e-2);
+        // bf16: a saved value or an operand of a product may be rounded too, as in any run of that precision; the
+        // naive run rounds results alone. f32: functions of the device's library are right to two units.
+        let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
         let (device, naive) = (rms(&mine) / scale, rms(&naive) / scale);
         let budget = 2.0 * naive + rounding;
         if !(device <= budget) {

@@ -246,8 +246,52 @@ fn convert_host<S: Elem>(source: &[S], dtype: DType, to_f64: impl Fn(S) -> f64 +
     match dtype {
         DType::F32 => HostBuffer::F32(source.par_iter().map(|&x| to_f64(x) as f32).collect()),
         DType::F64 => HostBuffer::F64(source.par_iter().map(|&x| to_f64(x)).collect()),
-        // bf16 from f64 would round twice through f32 only for values f32 cannot hold; f32 sources are exact.
-        DType::BF16 => HostBuffer::BF16(source.par_iter().map(|&x| bf16::from_f64(to_f64(x))).collect()),
+        DType::BF16 => HostBuffer::BF16(source.par_iter().map(|&x| bf16_from_f64(to_f64(x))).collect()),
         DType::I32 => HostBuffer::I32(source.par_iter().map(|&x| to_f64(x) as i32).collect()),
+    }
+}
+
+/// Rounds to nearest even in one step. (`bf16::from_f64` drops the low half of the f64 first, so it takes values
+/// just above a tie for the tie.)
+fn bf16_from_f64(x: f64) -> bf16 {
+    let near = x as f32;
+    if f64::from(near) == x || !near.is_finite() {
+        return bf16::from_f32(near);
+    }
+    // The f32 toward zero, its last bit set because something was lost: "round to odd", after which rounding to
+    // the shorter type is right.
+    let toward_zero = if f64::from(near).abs() > x.abs() { near.to_bits() - 1 } else { near.to_bits() };
+    bf16::from_f32(f32::from_bits(toward_zero | 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_to_nearest_even_once() {
+        let ulp = 2f64.powi(-7); // of bf16 between 1 and 2
+        let tie = 1.0 + 0.5 * ulp;
+        let up = 1.0 + ulp;
+        let cases = [
+            (1.0, 1.0),
+            (tie, 1.0),
+            (f64::from(f32::from_bits((tie as f32).to_bits() + 1)), up),
+            (tie + 2f64.powi(-40), up),
+            (tie - 2f64.powi(-40), 1.0),
+            (up + 0.5 * ulp, 1.0 + 2.0 * ulp),
+            (-tie - 2f64.powi(-50), -up),
+            (1e300, f64::INFINITY),
+            (f64::NEG_INFINITY, f64::NEG_INFINITY),
+        ];
+        for (x, want) in cases {
+            assert_eq!(bf16_from_f64(x).to_f64(), want, "{x}");
+        }
+        assert!(bf16_from_f64(f64::NAN).is_nan());
+        // Every f32 goes the way of the direct conversion.
+        for bits in (0..u32::MAX).step_by(65_521) {
+            let x = f32::from_bits(bits);
+            assert_eq!(bf16_from_f64(f64::from(x)).to_bits(), bf16::from_f32(x).to_bits(), "{x}");
+        }
     }
 }

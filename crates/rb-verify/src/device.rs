@@ -116,6 +116,9 @@ fn key(precision: DevicePrecision) -> DevicePrecisionKey {
     precision.to_string()
 }
 
+/// Low enough that training is smooth: at ten times this rate two runs in fp32 and f64 on the host part ways too.
+const LEARNING_RATE: f64 = 3e-4;
+
 /// Small enough for the host, with grouped heads, a tied head and an odd vocabulary.
 fn small_model() -> LlamaConfig {
     LlamaConfig {
@@ -165,7 +168,7 @@ fn train(
             tape.backward(&loss, &mut grads)?;
             loss.detach()
         };
-        adam.clipped_step(&mut params, &mut grads, 2e-3, 1.0, &loss)?;
+        adam.clipped_step(&mut params, &mut grads, LEARNING_RATE, 1.0, &loss)?;
         losses.push(loss.item()?);
     }
     let snapshot = snapshot(&params, &adam)?;
@@ -232,20 +235,21 @@ fn resumes(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
 
 /// Steps of the comparison with the host.
 const STEPS: usize = 200;
+/// Ten times what fp32 and f64 on the host are apart over the same steps (the test below).
+const CURVE_TOLERANCE: f64 = 1e-3;
+
+/// How far two curves of losses are from each other, relative to the first; NaN is too far.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    let off = a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs().max(0.1));
+    off.fold(0.0, |m: f64, x| if x > m || x.is_nan() { x } else { m })
+}
 
 /// fp32 on both devices: the same losses, but for rounding.
 fn same_training(gpu: Gpu, _seed: u64) -> Result<Check> {
     let (host, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None)?;
     let (device, _) = train(&small_model(), Device::Cuda(gpu), Precision::Full, 0, STEPS, None)?;
-    let off = |a: &f64, b: &f64| (a - b).abs() / a.abs().max(0.1);
-    // NaN compares as too far.
-    let worst = host
-        .iter()
-        .zip(&device)
-        .map(|(a, b)| off(a, b))
-        .fold(0.0, |m: f64, x| if x > m || x.is_nan() { x } else { m });
-    let first = off(&host[0], &device[0]);
-    let good = worst <= 1e-2 && first <= 1e-5 && host[STEPS - 1] < host[0];
+    let (first, worst) = (apart(&host[..1], &device[..1]), apart(&host, &device));
+    let good = first <= 1e-5 && worst <= CURVE_TOLERANCE && host[STEPS - 1] < 0.9 * host[0];
     let detail = format!(
         "{STEPS} steps, loss {:.4} -> {:.4} on the host, {:.4} on the GPU; largest relative difference {worst:.1e}",
         host[0],
@@ -255,20 +259,20 @@ fn same_training(gpu: Gpu, _seed: u64) -> Result<Check> {
     Ok(Check::new("device: fp32 trains as the host", good, detail))
 }
 
-/// bf16 beside fp32 on the GPU, over the first hundred steps, before a model this small has memorised its rows.
+/// bf16 beside fp32 on the GPU.
 fn precision_training(gpu: Gpu, _seed: u64) -> Result<Check> {
     let device = Device::Cuda(gpu);
     let mut detail = Vec::new();
     let mut good = true;
-    let mean = |losses: &[f64]| losses[80..100].iter().sum::<f64>() / 20.0;
-    let (full, _) = train(&small_model(), device, Precision::Full, 0, 100, None)?;
+    let mean = |losses: &[f64]| losses[STEPS - 20..].iter().sum::<f64>() / 20.0;
+    let (full, _) = train(&small_model(), device, Precision::Full, 0, STEPS, None)?;
     for precision in precisions().into_iter().skip(1) {
-        let (losses, _) = train(&small_model(), device, precision, 0, 100, None)?;
+        let (losses, _) = train(&small_model(), device, precision, 0, STEPS, None)?;
         let off = (mean(&losses) / mean(&full) - 1.0).abs();
-        good &= off <= 0.02;
+        good &= off <= 0.01;
         detail.push(format!("{} {:.4}", name_of(precision), mean(&losses)));
     }
-    let detail = format!("mean loss of steps 81 to 100: fp32 {:.4}, {}", mean(&full), detail.join(", "));
+    let detail = format!("mean loss of the last 20 of {STEPS} steps: fp32 {:.4}, {}", mean(&full), detail.join(", "));
     Ok(Check::new("device: bf16 trains as fp32", good, detail))
 }
 
@@ -284,4 +288,22 @@ fn kernels_ran(gpu: Gpu, expected: &BTreeSet<&str>) -> Check {
         format!("never launched: {}", missing.join(", "))
     };
     Check::new("device: kernels ran", missing.is_empty() && products > 0 && !expected.is_empty(), detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The comparison means something only where rounding alone does not part the curves.
+    #[test]
+    fn training_of_the_comparison_is_smooth() {
+        let (fp32, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None).unwrap();
+        let mut other = small_model();
+        // The same function, summed in another order.
+        other.rms_norm_eps *= 1.0 + 1e-7;
+        let (again, _) = train(&other, Device::Cpu, Precision::Full, 0, STEPS, None).unwrap();
+        let apart = apart(&fp32, &again);
+        assert!(apart <= CURVE_TOLERANCE / 10.0, "{apart:e}");
+        assert!(fp32[STEPS - 1] < 0.9 * fp32[0], "{} {}", fp32[0], fp32[STEPS - 1]);
+    }
 }

@@ -4,7 +4,7 @@
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy * y`.
-//! - **Saves** `y` (shared).
+//! - **Saves** `y` (shared) on the host, `x` (shared) on a GPU.
 //! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.exp`.
@@ -25,7 +25,8 @@ pub fn exp<'t>(x: &Var<'t>) -> Result<Var<'t>> {
 struct Exp;
 
 saved!(
-    struct ExpSaved { y }
+    /// `y` on the host, `x` on a GPU: a bf16 output would have lost digits that the derivative needs.
+    struct ExpSaved { value }
 );
 
 impl Op for Exp {
@@ -38,17 +39,17 @@ impl Op for Exp {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ExpSaved)> {
         let y = elementwise::map::<T>(&inputs[0], T::exp)?;
-        Ok((y.clone(), ExpSaved { y }))
+        Ok((y.clone(), ExpSaved { value: y }))
     }
 
     fn host_backward<T: Float>(&self, saved: ExpSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * y)?;
+        let dx = elementwise::chain::<T>(dy, &saved.value, |dy, y| dy * y)?;
         grads.add(0, dx)
     }
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, ExpSaved)> {
         let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
-        Ok((y.clone(), ExpSaved { y }))
+        Ok((y, ExpSaved { value: inputs[0].clone() }))
     }
 
     fn cuda_backward(
@@ -58,14 +59,14 @@ impl Op for Exp {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let dx = elementwise_cuda::chain(gpu, dy, &saved.y, &SLOPE)?;
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.value, &SLOPE)?;
         grads.add(0, dx)
     }
 }
 
 /// Bodies of C functions.
 const FUNCTION: &str = "return expf(x);";
-const SLOPE: Slope = Slope::OfOutput("return dy * y;");
+const SLOPE: Slope = Slope::OfInput("return dy * expf(x);");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -4,7 +4,7 @@
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy * y * (1 - y)`: 0 at the infinities.
-//! - **Saves** `y` (shared).
+//! - **Saves** `y` (shared) on the host, `x` (shared) on a GPU.
 //! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.sigmoid`.
@@ -25,7 +25,8 @@ pub fn sigmoid<'t>(x: &Var<'t>) -> Result<Var<'t>> {
 struct Sigmoid;
 
 saved!(
-    struct SigmoidSaved { y }
+    /// `y` on the host, `x` on a GPU: a bf16 output would have lost digits that the derivative needs.
+    struct SigmoidSaved { value }
 );
 
 impl Op for Sigmoid {
@@ -38,7 +39,7 @@ impl Op for Sigmoid {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, SigmoidSaved)> {
         let y = elementwise::map::<T>(&inputs[0], T::sigmoid)?;
-        Ok((y.clone(), SigmoidSaved { y }))
+        Ok((y.clone(), SigmoidSaved { value: y }))
     }
 
     fn host_backward<T: Float>(
@@ -47,13 +48,13 @@ impl Op for Sigmoid {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * y * (T::ONE - y))?;
+        let dx = elementwise::chain::<T>(dy, &saved.value, |dy, y| dy * y * (T::ONE - y))?;
         grads.add(0, dx)
     }
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, SigmoidSaved)> {
         let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
-        Ok((y.clone(), SigmoidSaved { y }))
+        Ok((y, SigmoidSaved { value: inputs[0].clone() }))
     }
 
     fn cuda_backward(
@@ -63,14 +64,14 @@ impl Op for Sigmoid {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let dx = elementwise_cuda::chain(gpu, dy, &saved.y, &SLOPE)?;
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.value, &SLOPE)?;
         grads.add(0, dx)
     }
 }
 
 /// Bodies of C functions.
 const FUNCTION: &str = "return 1.0f / (1.0f + expf(-x));";
-const SLOPE: Slope = Slope::OfOutput("return dy * y * (1.0f - y);");
+const SLOPE: Slope = Slope::OfInput("const float s = 1.0f / (1.0f + expf(-x)); return dy * s * (1.0f / (1.0f + expf(x)));");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {

@@ -4,7 +4,7 @@
 //! - **Shapes** `x [..]` -> `y [..]`.
 //! - **Dtypes** any float type.
 //! - **Backward** `dx = dy * (1 - y^2)`.
-//! - **Saves** `y` (shared).
+//! - **Saves** `y` (shared) on the host, `x` (shared) on a GPU.
 //! - **Kernels** `unary_fwd`, `unary_bwd`.
 //! - **Errors** none of its own: every shape is good.
 //! - **Source** PyTorch `torch.tanh`.
@@ -25,7 +25,8 @@ pub fn tanh<'t>(x: &Var<'t>) -> Result<Var<'t>> {
 struct Tanh;
 
 saved!(
-    struct TanhSaved { y }
+    /// `y` on the host, `x` on a GPU: a bf16 output would have lost digits that the derivative needs.
+    struct TanhSaved { value }
 );
 
 impl Op for Tanh {
@@ -38,17 +39,17 @@ impl Op for Tanh {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, TanhSaved)> {
         let y = elementwise::map::<T>(&inputs[0], T::tanh)?;
-        Ok((y.clone(), TanhSaved { y }))
+        Ok((y.clone(), TanhSaved { value: y }))
     }
 
     fn host_backward<T: Float>(&self, saved: TanhSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let dx = elementwise::chain::<T>(dy, &saved.y, |dy, y| dy * (T::ONE - y * y))?;
+        let dx = elementwise::chain::<T>(dy, &saved.value, |dy, y| dy * (T::ONE - y * y))?;
         grads.add(0, dx)
     }
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, TanhSaved)> {
         let y = elementwise_cuda::map(gpu, &inputs[0], FUNCTION, [0.0; 2])?;
-        Ok((y.clone(), TanhSaved { y }))
+        Ok((y, TanhSaved { value: inputs[0].clone() }))
     }
 
     fn cuda_backward(
@@ -58,14 +59,14 @@ impl Op for Tanh {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let dx = elementwise_cuda::chain(gpu, dy, &saved.y, &SLOPE)?;
+        let dx = elementwise_cuda::chain(gpu, dy, &saved.value, &SLOPE)?;
         grads.add(0, dx)
     }
 }
 
 /// Bodies of C functions.
 const FUNCTION: &str = "return tanhf(x);";
-const SLOPE: Slope = Slope::OfOutput("return dy * (1.0f - y * y);");
+const SLOPE: Slope = Slope::OfInput("const float y = tanhf(x); return dy * ((1.0f - y) * (1.0f + y));");
 
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
