@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use rb_tensor::{Arena, DType, Device, Rng, Shape, ShapeError, Tensor};
 
 use crate::{AutogradError, Result};
@@ -327,19 +328,28 @@ impl ParamBuilder {
         let mut store = self.build_zeros(DType::F32, Device::Cpu)?;
         let layout = store.layout.clone();
         let weights = store.weights.as_mut_slice::<f32>()?;
+        let mut parts: Vec<(&Part, Init)> = Vec::new();
         for (entry, init) in layout.entries.iter().zip(inits) {
-            for part in &entry.parts {
-                let values = &mut weights[part.offset..part.offset + part.shape.numel()];
-                match init {
-                    Init::Zeros => {}
-                    Init::Ones => values.fill(1.0),
-                    Init::Normal(std) => {
-                        let mut rng = rng.fork(&part.name);
-                        values.iter_mut().for_each(|v| *v = (rng.normal() * std) as f32);
-                    }
-                }
-            }
+            parts.extend(entry.parts.iter().map(|part| (part, init)));
         }
+        parts.sort_by_key(|(part, _)| part.offset);
+        let (mut rest, mut place) = (weights, 0);
+        let mut tasks = Vec::with_capacity(parts.len());
+        for (part, init) in parts {
+            let (gap, len) = (part.offset - place, part.shape.numel());
+            let (values, tail) = rest[gap..].split_at_mut(len);
+            (rest, place) = (tail, part.offset + len);
+            tasks.push((part, init, values));
+        }
+        // Each part has a stream of its own, so the order of the tasks does not matter.
+        tasks.into_par_iter().with_max_len(1).for_each(|(part, init, values)| match init {
+            Init::Zeros => {}
+            Init::Ones => values.fill(1.0),
+            Init::Normal(std) => {
+                let mut rng = rng.fork(&part.name);
+                values.iter_mut().for_each(|v| *v = (rng.normal() * std) as f32);
+            }
+        });
         if device == Device::Cpu { Ok(store) } else { store.to_device(device) }
     }
 

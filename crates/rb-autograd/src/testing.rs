@@ -311,7 +311,7 @@ pub fn device_check(
         let scale = (truth.iter().filter(|t| t.is_finite()).map(|t| t * t).sum::<f64>()
             / truth.len().max(1) as f64)
             .sqrt()
-            .max(1e-2);
+            .max(0.05);
         // bf16: a saved value or an operand of a product may be rounded too, as in any run of that precision; the
         // naive run rounds results alone. f32: functions of the device's library are right to two units.
         let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-22) };

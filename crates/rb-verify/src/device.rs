@@ -272,7 +272,8 @@ fn precision_training(gpu: Gpu, _seed: u64) -> Result<Check> {
         good &= off <= 0.01;
         detail.push(format!("{} {:.4}", name_of(precision), mean(&losses)));
     }
-    let detail = format!("mean loss of the last 20 of {STEPS} steps: fp32 {:.4}, {}", mean(&full), detail.join(", "));
+    let detail =
+        format!("mean loss of the last 20 of {STEPS} steps: fp32 {:.4}, {}", mean(&full), detail.join(", "));
     Ok(Check::new("device: bf16 trains as fp32", good, detail))
 }
 
