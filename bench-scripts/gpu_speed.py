@@ -35,6 +35,9 @@ import time
 REFUSED = 3
 MODEL = {"d_model": 768, "n_layers": 16, "n_heads": 12, "n_kv_heads": 4, "head_dim": 64, "d_ff": 1408, "vocab": 32004}
 
+# Names of PyTorch's modes, and what `torch.compile` is told.
+MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead"}
+
 
 class Refused(Exception):
     """A loss that makes the speed worthless."""
@@ -150,7 +153,8 @@ class Trainer:
         groups = [{"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": 0.1},
                   {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
-        self.model = torch.compile(model) if a.worker == "compile" else model
+        compiled = MODES[a.worker]
+        self.model = torch.compile(model, mode=compiled) if compiled else model
         self.batches = read_batches(torch, a)
 
     def restart(self):
@@ -388,7 +392,7 @@ def main():
     parser.add_argument("--ours", type=pathlib.Path, default=pathlib.Path("target/release/bench"), metavar="PATH", help="our bench binary")
     parser.add_argument("--ours-arg", action="append", default=[], metavar="ARG", help="one more argument for it: --ours-arg=--tune")
     parser.add_argument("--shapes", type=parse_shape, nargs="+", default=[(4, 1024), (16, 1024)], metavar="BxT", help="sequences x tokens")
-    parser.add_argument("--modes", nargs="+", choices=("eager", "compile"), default=["eager", "compile"], help="PyTorch's")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "compile"], help="PyTorch's")
     parser.add_argument("--attention", choices=("flash", "default"), default="flash", help="PyTorch's kernel: flash, or its own choice")
     for name, value in MODEL.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
@@ -403,7 +407,7 @@ def main():
     parser.add_argument("--cpu", action="store_true", help="test this script without a GPU")
     for hidden in ("--batch-size", "--seq-len"):
         parser.add_argument(hidden, type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", choices=("eager", "compile"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=MODES, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if min(getattr(a, name) for name in (*MODEL, "steps", "warm_up", "repeats", "batches")) < 1:
         parser.error("every number must be at least 1")
