@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use rb_autograd::{GradStore, ParamBuilder, Precision};
-use rb_cuda::{Gpu, GpuOptions, Matmul, MemoryStats, Unit};
+use rb_cuda::{Gpu, GpuOptions, Matmul, MemoryStats, PrepareStats, Unit};
 use rb_data::Batch;
 use rb_nn::CausalLm;
 use rb_tensor::{DType, Device};
@@ -71,38 +71,45 @@ pub(crate) fn prepare(
     precision: Precision,
     say: &mut dyn FnMut(&str),
 ) -> Result<()> {
-    let info = gpu.info();
-    let plan = plan(config, info.capability, precision)?;
-    let budget = gpu.budget_bytes();
-    if plan.reserved_bytes > budget {
-        return Err(TrainError::Config {
-            origin: "GPU memory".into(),
-            reason: format!(
-                "a step needs {} and {} may be used; largest: {}; lower train.per_device_train_batch_size or \
-                 train.seq_len, or raise --gpu-memory-budget-mib",
-                mib(plan.reserved_bytes),
-                mib(budget),
-                largest(&plan.memory)
-            ),
-        });
-    }
-    let stats = gpu.prepare(&plan.units).map_err(rb_tensor::TensorError::from)?;
-    gpu.reserve(plan.reserved_bytes);
-    say(&format!(
-        "{}: {}, {} of {} planned; {} kernels ready in {:.1} s ({} compiled, {} from the cache)",
-        gpu,
-        info.name,
-        mib(plan.memory.peak),
-        mib(budget),
-        plan.units.len(),
-        stats.milliseconds / 1e3,
-        stats.compiled,
-        stats.cached
-    ));
-    Ok(())
+    plan(config, gpu.info().capability, precision)?.make_ready(gpu, say).map(drop)
 }
 
 impl Plan {
+    /// Makes `gpu` ready for the planned step: checks that it fits, compiles its kernels in parallel and takes
+    /// its memory at once.
+    ///
+    /// # Errors
+    /// A step larger than the budget, a kernel that does not compile.
+    pub fn make_ready(&self, gpu: Gpu, say: &mut dyn FnMut(&str)) -> Result<PrepareStats> {
+        let budget = gpu.budget_bytes();
+        if self.reserved_bytes > budget {
+            return Err(TrainError::Config {
+                origin: "GPU memory".into(),
+                reason: format!(
+                    "a step needs {} and {} may be used; largest: {}; lower train.per_device_train_batch_size or \
+                     train.seq_len (bench: --batch-size or --seq-len), or raise --gpu-memory-budget-mib",
+                    mib(self.reserved_bytes),
+                    mib(budget),
+                    largest(&self.memory)
+                ),
+            });
+        }
+        let stats = gpu.prepare(&self.units).map_err(rb_tensor::TensorError::from)?;
+        gpu.reserve(self.reserved_bytes);
+        say(&format!(
+            "{}: {}, {} of {} planned; {} kernels ready in {:.1} s ({} compiled, {} from the cache)",
+            gpu,
+            gpu.info().name,
+            mib(self.memory.peak),
+            mib(budget),
+            self.units.len(),
+            stats.milliseconds / 1e3,
+            stats.compiled,
+            stats.cached
+        ));
+        Ok(stats)
+    }
+
     /// A table for people.
     pub fn table(&self) -> String {
         let mut text = String::new();
