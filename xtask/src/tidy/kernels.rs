@@ -94,7 +94,8 @@ mod tests {
         // Requires     nothing\n// Launch       grid\n// Traffic      bytes\n// Accumulates  f32\n\
         // Determinism  bitwise\n// Source       none\n#include \"prelude.cuh\"\n\
         extern \"C\" __global__ void __launch_bounds__(256) add_fwd(const Elem* a, Elem* y) { f(a); }\n";
-    const OP: (&str, &str) = ("crates/rb-autograd/src/ops/add.rs", "const FWD: Kernel = kernel!(\"add_fwd\");");
+    const OP: (&str, &str) =
+        ("crates/rb-autograd/src/ops/add.rs", "const FWD: Kernel = kernel!(\"add_fwd\");");
 
     #[test]
     fn a_good_kernel() {
@@ -109,10 +110,8 @@ mod tests {
             .replace("Traffic      bytes", "Traffic")
             .replace("add_fwd(", "add_forward(")
             .replace("// add_fwd --", "// add --");
-        let tree = Tree::from([
-            ("kernels/add_fwd.cu", bad.as_str()),
-            ("crates/a/src/b.rs", "// \"add_fwd\""),
-        ]);
+        let tree =
+            Tree::from([("kernels/add_fwd.cu", bad.as_str()), ("crates/a/src/b.rs", "// \"add_fwd\"")]);
         let found = messages(kernel_files, &tree);
         let expected = [
             "first line does not name",
