@@ -7,6 +7,7 @@
 // Traffic      read n*sizeof(TX) + BETA*n*sizeof(TY), write n*sizeof(TY) bytes
 // Accumulates  f32, rounded once
 // Determinism  bitwise
+// Source       torch.Tensor.add_, torch.Tensor.copy_
 
 extern "C" __global__ void accumulate(const TX* __restrict__ x, TY* __restrict__ y, i64 n) {
     GRID_STRIDE(i, n) {

@@ -7,6 +7,7 @@
 // Traffic      read R*C*sizeof(TX), write C*sizeof(TY)*ceil(R/ROWS) bytes
 // Accumulates  f32: 32 partial sums a column, added in order
 // Determinism  bitwise
+// Source       torch.sum over rows
 
 extern "C" __global__ void column_sum(const TX* __restrict__ x, TY* __restrict__ y, i64 rows, i64 columns) {
     __shared__ float part[32][33];

@@ -7,6 +7,7 @@
 // Traffic      read n*sizeof(TX), write n*sizeof(TY) bytes
 // Accumulates  nothing; bf16 rounds to nearest even, floats to integers truncate
 // Determinism  bitwise
+// Source       torch.Tensor.to
 
 #define IS_double 1
 #define IS_float 2

@@ -5,6 +5,7 @@
 // Inputs       part [parts] float; loss [1] float or null; lr, grad_scale, max_norm, weight_decay, beta1, beta2 f64 as their bits
 // Outputs      control [8] float: ok, scale, keep, step_size, correction2, norm, 0, 0;
 //              counters [3] i64: steps done, halted (0 or 1), steps left out
+// Requires     no two arrays overlap
 // Launch       grid 1, block 256
 // Traffic      4*parts bytes
 // Accumulates  f64

@@ -7,6 +7,7 @@
 // Accumulates  f32 within a block, blocks are added in f64 by the reader
 // Determinism  bitwise: elements go to blocks by the length and the grid alone
 // Requires     x aligned to four elements
+// Source       torch.nn.utils.clip_grad_norm_
 
 extern "C" __global__ void __launch_bounds__(256) sum_of_squares(const T* __restrict__ x, float* __restrict__ part,
                                                                 i64 n) {

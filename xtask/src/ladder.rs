@@ -19,7 +19,7 @@ const LADDER: &[(&str, &[&str])] = &[
     ("rb-data", &["rb-tensor"]),
     ("rb-nn", &["rb-tensor", "rb-autograd"]),
     ("rb-optim", &["rb-cuda", "rb-tensor", "rb-autograd"]),
-    ("rb-verify", &["rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim"]),
+    ("rb-verify", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim"]),
     ("rb-infer", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"]),
     ("rb-train", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"]),
     (

@@ -44,21 +44,16 @@ pub trait Op: Sized + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Enqueues forward on a GPU. Inputs are f32 or bf16; arithmetic is fp32.
-    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _out: &Shape) -> Result<(Tensor, Self::Saved)> {
-        let dtype = inputs[0].dtype();
-        Err(AutogradError::Unsupported { op: Self::NAME, dtype, device: Device::Cuda(gpu) })
-    }
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, Self::Saved)>;
 
     /// Enqueues backward on a GPU, as [`Op::host_backward`].
     fn cuda_backward(
         &self,
         gpu: Gpu,
-        _saved: Self::Saved,
+        saved: Self::Saved,
         dy: Tensor,
-        _grads: &mut GradSinks<'_>,
-    ) -> Result<()> {
-        Err(AutogradError::Unsupported { op: Self::NAME, dtype: dy.dtype(), device: Device::Cuda(gpu) })
-    }
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()>;
 }
 
 /// What an operation keeps for backward: a named struct, so that held memory can be counted.

@@ -317,7 +317,7 @@ pub fn device_check(
         let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
         let (device, naive) = (rms(&mine) / scale, rms(&naive) / scale);
         let budget = 2.0 * naive + rounding;
-        if !(device <= budget) {
+        if device.partial_cmp(&budget).is_none_or(|order| order.is_gt()) {
             let worst = mine.iter().zip(&truth).enumerate().max_by(|(_, a), (_, b)| {
                 let d = |(x, t): (&f64, &f64)| if x.is_finite() { (x - t).abs() } else { f64::INFINITY };
                 d((a.0, a.1)).total_cmp(&d((b.0, b.1)))

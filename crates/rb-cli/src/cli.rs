@@ -146,6 +146,9 @@ pub(crate) struct KernelsArgs {
     /// Architecture to compile for. May be repeated.
     #[arg(long, value_name = "SM", default_values = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])]
     pub(crate) arch: Vec<String>,
+    /// One variant of each kernel for every combination of its element types and formulas, whatever its sizes.
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 #[derive(Args)]

@@ -97,6 +97,35 @@ fn configs() {
     place.refused(&["train", "latin.toml"], 1, &["latin.toml", "UTF-8"]);
 }
 
+/// Without a GPU, asking for one says what is missing, where it was looked for and what to do.
+#[test]
+fn a_gpu_that_is_not_there() {
+    let place = Place::new();
+    place.refused(
+        &["train", "tiny.toml", "--out", "run", "--set", "run.device=cpu", "--set", "run.precision=bf16"],
+        2,
+        &["run.precision", "bf16 needs a GPU", "\"fp32\""],
+    );
+    if rb_cuda::Gpu::count_devices().is_ok_and(|count| count > 0) {
+        return println!("skipped: there is a GPU");
+    }
+    let words = ["train", "tiny.toml", "--out", "run", "--set", "run.device=cuda"];
+    let remedy = "or train on the CPU with run.device=\"cpu\"";
+    place.refused(&words, 2, &["run.device: cuda cannot be used: ", remedy]);
+    assert!(!place.path("run").exists(), "nothing is made for a device that cannot be had");
+    let output = place.rb(&words).output().unwrap();
+    let error = common::text(&output);
+    if let Err(rb_cuda::CudaError::Missing { component, looked_for, places, .. }) =
+        rb_cuda::Gpu::count_devices()
+    {
+        for part in [component, &looked_for, &places] {
+            assert!(error.contains(part), "no `{part}` in: {error}");
+        }
+    }
+    place.refused(&["verify", "--device", "cuda"], 1, &["GPU"]);
+    place.good(&["doctor"]);
+}
+
 #[test]
 fn places() {
     let place = Place::new();

@@ -66,6 +66,9 @@ impl Trainer {
     /// Starts a new run from a config file: run directory, tokenizer, tokens, model.
     pub fn create(config_path: &Path, overrides: &[Override]) -> Result<Trainer> {
         let mut config = crate::config::load(config_path, overrides)?;
+        // A device that cannot be had is refused before anything is made.
+        let device = crate::device::select(&config.run)?;
+        crate::device::precision(&config.run, device.0)?;
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
@@ -76,7 +79,7 @@ impl Trainer {
         config.model.validate()?;
         rb_data::atomic::write(&run.config(), config.to_toml()?.as_bytes())?;
         let observer = Observer::create(&run, &config)?;
-        Trainer::assemble(config, run, data, observer)
+        Trainer::assemble(config, run, data, observer, device)
     }
 
     /// Continues a run from its newest whole checkpoint. Settings changed by `overrides` are printed; those
@@ -98,9 +101,10 @@ impl Trainer {
             });
         };
         let state = checkpoint::read_state(&found.path)?;
+        let device = crate::device::select(&config.run)?;
         let data = prepare::open(&run)?;
         let observer = Observer::resume(&run, &config, state.step)?;
-        let mut trainer = Trainer::assemble(config, run, data, observer)?;
+        let mut trainer = Trainer::assemble(config, run, data, observer, device)?;
         checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
         trainer.loader.set_state(&state.loader)?;
         (trainer.step, trainer.tokens, trainer.skipped_steps) =
@@ -129,8 +133,13 @@ impl Trainer {
         Ok(trainer)
     }
 
-    fn assemble(config: Config, run: RunDir, data: Data, observer: Observer) -> Result<Trainer> {
-        let (device, note) = crate::device::select(&config.run)?;
+    fn assemble(
+        config: Config,
+        run: RunDir,
+        data: Data,
+        observer: Observer,
+        (device, note): (Device, Option<String>),
+    ) -> Result<Trainer> {
         let precision = crate::device::precision(&config.run, device)?;
         let mut observer = observer;
         if let Some(note) = note {

@@ -6,7 +6,6 @@ use crate::rust_file::RustFile;
 use crate::tree::Tree;
 
 const FOLDER: &str = "kernels";
-const SOURCES: &str = "crates/rb-cuda/src/sources.rs";
 
 /// Fields of the comment that opens a kernel file, each with text.
 const FIELDS: &[&str] = &[
@@ -56,9 +55,6 @@ pub fn kernel_files(tree: &Tree, rust: &[RustFile], findings: &mut Vec<Finding>)
             let remedy = format!("name \"{stem}\" in the operation that launches it, or delete the file");
             report(1, "no Rust code launches this kernel".into(), remedy);
         }
-        if tree.text(SOURCES).is_some_and(|sources| !sources.contains(&format!("/{stem}.cu\""))) {
-            report(1, format!("not in {SOURCES}"), "add it to the list of embedded sources".into());
-        }
     }
 }
 
@@ -85,7 +81,6 @@ fn entry_points(text: &str) -> Vec<(&str, usize)> {
 /// Whether non-test code of a crate holds the string `stem`.
 fn names_kernel(file: &RustFile, stem: &str) -> bool {
     file.path.starts_with("crates/")
-        && file.path != SOURCES
         && (0..file.code_len())
             .any(|at| file.code(at).and_then(|token| token.str_value()) == Some(stem) && !file.in_test(at))
 }
@@ -99,13 +94,13 @@ mod tests {
         // Requires     nothing\n// Launch       grid\n// Traffic      bytes\n// Accumulates  f32\n\
         // Determinism  bitwise\n// Source       none\n#include \"prelude.cuh\"\n\
         extern \"C\" __global__ void __launch_bounds__(256) add_fwd(const Elem* a, Elem* y) { f(a); }\n";
-    const OP: (&str, &str) = ("crates/rb-autograd/src/ops/add.rs", "const FWD: &str = \"add_fwd\";");
+    const OP: (&str, &str) =
+        ("crates/rb-autograd/src/ops/add.rs", "const FWD: Kernel = kernel!(\"add_fwd\");");
 
     #[test]
     fn a_good_kernel() {
-        let sources = (SOURCES, "include_str!(\"../../../kernels/add_fwd.cu\")");
         let lab = ("kernels/lab/add/01_naive.cu", "");
-        let tree = Tree::from([("kernels/add_fwd.cu", GOOD), OP, sources, lab, ("kernels/prelude.cuh", "")]);
+        let tree = Tree::from([("kernels/add_fwd.cu", GOOD), OP, lab, ("kernels/prelude.cuh", "")]);
         assert_eq!(messages(kernel_files, &tree), Vec::<String>::new());
     }
 
@@ -115,18 +110,14 @@ mod tests {
             .replace("Traffic      bytes", "Traffic")
             .replace("add_fwd(", "add_forward(")
             .replace("// add_fwd --", "// add --");
-        let tree = Tree::from([
-            ("kernels/add_fwd.cu", bad.as_str()),
-            (SOURCES, ""),
-            ("crates/a/src/b.rs", "// \"add_fwd\""),
-        ]);
+        let tree =
+            Tree::from([("kernels/add_fwd.cu", bad.as_str()), ("crates/a/src/b.rs", "// \"add_fwd\"")]);
         let found = messages(kernel_files, &tree);
         let expected = [
             "first line does not name",
             "no header field `Traffic`",
             "[\"add_forward\"]",
             "no Rust code launches",
-            "not in crates/",
         ];
         assert_eq!(found.len(), expected.len(), "{found:#?}");
         for (message, part) in found.iter().zip(expected) {

@@ -9,7 +9,7 @@ pub const REGISTRY: &str = "crates/rb-autograd/src/ops.rs";
 const GOLDEN_FOLDER: &str = "crates/rb-autograd/golden";
 
 /// Labels that the module doc of every operation has, each followed by text.
-const LABELS: &[&str] = &["Computes", "Shapes", "Dtypes", "Backward", "Saves", "Errors", "Source"];
+const LABELS: &[&str] = &["Computes", "Shapes", "Dtypes", "Backward", "Saves", "Kernels", "Errors", "Source"];
 /// Tests that every operation has.
 const TESTS: &[&str] = &["shape_rule", "gradcheck"];
 /// What `new-op` writes where its author has to write.
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "//! Adds.\n//!\n//! - **Computes** x\n//! - **Shapes** x\n//! - **Dtypes** x\n//! - **Backward** x\n\
-        //! - **Saves** nothing\n//! - **Errors** x\n//! - **Source** x\nfn add() {}\n\
+        //! - **Saves** nothing\n//! - **Kernels** x\n//! - **Errors** x\n//! - **Source** x\nfn add() {}\n\
         #[cfg(test)]\nmod tests {\n    #[test]\n    fn shape_rule() {}\n    #[test]\n    fn gradcheck() {}\n}\n";
 
     #[test]

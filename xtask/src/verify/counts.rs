@@ -37,9 +37,15 @@ impl TestCounts {
 }
 
 /// The number that ends right before `word`; 0 if there is none.
-fn number_before(text: &str, word: &str) -> usize {
+pub fn number_before(text: &str, word: &str) -> usize {
     let before = text.split(word).next().filter(|before| before.len() < text.len()).unwrap_or("");
     before.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+/// The number that starts right after `word`; 0 if there is none.
+pub fn number_after(text: &str, word: &str) -> usize {
+    let after = text.split_once(word).map_or("", |(_, after)| after);
+    after.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
 /// Checks that passed and failed in the JSON report of `rb verify`: of every object in it with a

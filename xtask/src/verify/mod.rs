@@ -4,6 +4,7 @@
 //! All steps run even if one fails, and the table at the end names every step, run or not.
 
 mod counts;
+mod kernels;
 mod process;
 mod quickstart;
 mod steps;
@@ -19,12 +20,15 @@ use steps::{Context, STEPS, Step};
 
 #[derive(Args)]
 pub struct Options {
-    /// Leave out the steps that train: arbiter, loss-gates, quickstart-smoke
+    /// Leave out the slow steps: arbiter, loss-gates, kernels, quickstart-smoke
     #[arg(long)]
     skip_slow: bool,
     /// Run this step only; may be given several times
     #[arg(long, value_name = "STEP")]
     only: Vec<String>,
+    /// Fail where a step cannot run for want of something outside the repository, such as a wheel from PyPI
+    #[arg(long)]
+    require_all: bool,
 }
 
 impl Options {
@@ -34,6 +38,11 @@ impl Options {
             return Some("not in --only".into());
         }
         (self.skip_slow && step.slow).then(|| "--skip-slow".into())
+    }
+
+    /// A step that could not run is a failure where every step is required.
+    fn judge(&self, state: State) -> State {
+        if state == State::NotRun && self.require_all { State::Failed } else { state }
     }
 }
 
@@ -49,10 +58,13 @@ struct Row {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+pub enum State {
     Ok,
     Failed,
+    /// Left out by the options.
     Skipped,
+    /// Something outside the repository is missing; the detail says what.
+    NotRun,
 }
 
 impl State {
@@ -61,6 +73,7 @@ impl State {
             State::Ok => "ok",
             State::Failed => "FAILED",
             State::Skipped => "skipped",
+            State::NotRun => "NOT RUN",
         }
     }
 }
@@ -95,17 +108,18 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, Error> {
         println!("{title}: {}", step.describe());
         let start = Instant::now();
         let outcome = step.run(&context)?;
+        let state = options.judge(outcome.state);
         let row = Row {
             name: step.name,
-            state: if outcome.ok { State::Ok } else { State::Failed },
+            state,
             detail: outcome.detail,
             passed: outcome.passed,
             // A step that failed before it counted anything still counts.
-            failed: if outcome.ok { 0 } else { outcome.failed.max(1) },
+            failed: if state == State::Failed { outcome.failed.max(1) } else { 0 },
             time: start.elapsed(),
         };
         println!("      {} after {:.1} s: {}", row.state.label(), row.time.as_secs_f64(), row.detail);
-        if !outcome.ok {
+        if state == State::Failed {
             show_failure(&context, step, &outcome.log);
         }
         rows.push(row);
@@ -164,7 +178,7 @@ fn report(rows: &[Row]) -> Value {
     };
     json!({
         "ok": rows.iter().all(|row| row.state != State::Failed),
-        "complete": rows.iter().all(|row| row.state != State::Skipped),
+        "complete": rows.iter().all(|row| !matches!(row.state, State::Skipped | State::NotRun)),
         "passed": rows.iter().map(|row| row.passed).sum::<usize>(),
         "failed": rows.iter().map(|row| row.failed).sum::<usize>(),
         "steps": rows.iter().map(step).collect::<Vec<_>>(),
@@ -189,17 +203,19 @@ mod tests {
     #[test]
     fn options_choose_steps_and_say_why_not() {
         let by_name = |name: &str| STEPS.iter().find(|step| step.name == name).unwrap();
-        let only = Options { skip_slow: false, only: vec!["tidy".into()] };
+        let only = Options { skip_slow: false, only: vec!["tidy".into()], require_all: false };
         assert_eq!(only.reason_to_skip(by_name("tidy")), None);
         assert_eq!(only.reason_to_skip(by_name("tests")), Some("not in --only".into()));
-        let quick = Options { skip_slow: true, only: vec![] };
+        let quick = Options { skip_slow: true, only: vec![], require_all: true };
         assert_eq!(quick.reason_to_skip(by_name("arbiter")), Some("--skip-slow".into()));
         assert_eq!(quick.reason_to_skip(by_name("tests")), None);
+        assert!(quick.judge(State::NotRun) == State::Failed && only.judge(State::NotRun) == State::NotRun);
+        assert!(quick.judge(State::Ok) == State::Ok);
     }
 
     #[test]
     fn an_unknown_step_is_an_error_that_names_the_known() {
-        let options = Options { skip_slow: false, only: vec!["nonsense".into()] };
+        let options = Options { skip_slow: false, only: vec!["nonsense".into()], require_all: false };
         let error = run(Path::new("."), &options).unwrap_err().to_string();
         assert!(error.contains("`nonsense`") && error.contains("quickstart-smoke"), "{error}");
     }

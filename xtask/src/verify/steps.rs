@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::counts::{TestCounts, checks, printed_checks};
-use super::{process, quickstart};
+use super::{State, kernels, process, quickstart};
 use crate::error::Error;
 use crate::{Report, ladder, tidy};
 
@@ -32,6 +32,8 @@ enum Work {
     Here(fn(&Path) -> Result<Report, Error>),
     /// `cargo` with these words, then a look at what it left.
     Cargo { words: &'static [&'static str], inspect: fn(&Context, log: &str) -> Inspection },
+    /// Every kernel, compiled without a GPU.
+    Kernels,
 }
 
 /// What a command left, seen after it ended.
@@ -45,7 +47,7 @@ struct Inspection {
 }
 
 pub struct Outcome {
-    pub ok: bool,
+    pub state: State,
     pub detail: String,
     pub passed: usize,
     pub failed: usize,
@@ -70,6 +72,7 @@ pub const STEPS: &[Step] = &[
         checks_ran,
     ),
     rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], gates_ran),
+    Step { name: "kernels", slow: true, work: Work::Kernels },
     rb(
         "quickstart-smoke",
         &[
@@ -112,6 +115,7 @@ impl Step {
         match &self.work {
             Work::Here(_) => format!("cargo xtask {}", self.name),
             Work::Cargo { words, .. } => format!("cargo {}", words.join(" ")),
+            Work::Kernels => format!("cargo {}", kernels::WORDS.join(" ")),
         }
     }
 
@@ -128,7 +132,8 @@ impl Step {
                 let report = check(context.root).unwrap_or_else(failed);
                 let log = format!("{}{}\n", report.text, report.summary);
                 std::fs::write(&log_path, &log).map_err(Error::io("write", &log_path))?;
-                Ok(Outcome { ok: report.ok, detail: report.summary, passed: 0, failed: 0, log })
+                let state = if report.ok { State::Ok } else { State::Failed };
+                Ok(Outcome { state, detail: report.summary, passed: 0, failed: 0, log })
             }
             Work::Cargo { words, inspect } => {
                 self.clear_results(context)?;
@@ -150,8 +155,10 @@ impl Step {
                     problems.iter().for_each(|problem| log.extend(["error: ", problem, "\n"]));
                     std::fs::write(&log_path, &log).map_err(Error::io("write", &log_path))?;
                 }
-                Ok(Outcome { ok: exited_well && problems.is_empty(), detail, passed, failed, log })
+                let state = if exited_well && problems.is_empty() { State::Ok } else { State::Failed };
+                Ok(Outcome { state, detail, passed, failed, log })
             }
+            Work::Kernels => kernels::run(context, &log_path),
         }
     }
 
