@@ -1,11 +1,11 @@
 // rms_norm_bwd -- RMS norm backward: gradient of x, and partial sums for the gradient of w.
 // Computes     g = dy * w; dx = rstd * (g - x * rstd * rstd * mean_c(g * x)), added to dx where BETA is 1;
 //              dw_part[b,c] = sum over the rows of block b of dy * x * rstd
-// Inputs       x [N,C] TX; w [C] TW; dy [N,C] TW; rstd [N] f32
+// Inputs       x [N,C] TX; w [C] TW; dy [N,C] TY; rstd [N] f32
 // Outputs      dx [N,C] TX (where WANT_X); dw_part [blocks,C] f32 (where WANT_W)
 // Requires     C % V == 0; rows aligned to V elements; no two tensors overlap
 // Launch       grid min(ceil(N / (256/GROUP)), 256), block 256; GROUP is 32 (C <= 1024) or 256
-// Traffic      read N*C*(sizeof(TX) + sizeof(TW)), write N*C*sizeof(TX) bytes; the partial sums are small
+// Traffic      read N*C*(sizeof(TX) + sizeof(TY)), write N*C*sizeof(TX) bytes; the partial sums are small
 // Accumulates  f32
 // Determinism  bitwise: rows go to blocks by number alone
 // Source       arXiv:1910.07467
@@ -14,7 +14,7 @@
 #define GROUPS (256 / GROUP)
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restrict__ x, const TW* __restrict__ w,
-                                                              const TW* __restrict__ dy,
+                                                              const TY* __restrict__ dy,
                                                               const float* __restrict__ rstd, TX* __restrict__ dx,
                                                               float* __restrict__ dw_part, i64 rows) {
 #if GROUP != 32

@@ -1,10 +1,10 @@
 // rms_norm_fwd -- RMS norm forward, GROUP threads a row, the row held in registers.
 // Computes     rstd[n] = 1 / sqrt(mean_c(x[n,c]^2) + eps); y[n,c] = x[n,c] * rstd[n] * w[c]
 // Inputs       x [N,C] TX; w [C] TW; eps f32
-// Outputs      y [N,C] TW; rstd [N] f32
+// Outputs      y [N,C] TY; rstd [N] f32
 // Requires     C % V == 0; rows aligned to V elements; no two tensors overlap
 // Launch       grid ceil(N / (256/GROUP)), block 256; GROUP is 32 or 256
-// Traffic      read N*C*sizeof(TX), write N*C*sizeof(TW) + 4*N bytes
+// Traffic      read N*C*sizeof(TX), write N*C*sizeof(TY) + 4*N bytes
 // Accumulates  f32
 // Determinism  bitwise
 // Source       arXiv:1910.07467
@@ -12,7 +12,7 @@
 #define ITER ((C + GROUP * V - 1) / (GROUP * V))
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm_fwd(const TX* __restrict__ x, const TW* __restrict__ w,
-                                                              TW* __restrict__ y, float* __restrict__ rstd,
+                                                              TY* __restrict__ y, float* __restrict__ rstd,
                                                               i64 rows, float eps) {
 #if GROUP != 32
     __shared__ float scratch[32];

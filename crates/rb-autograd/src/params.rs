@@ -222,6 +222,13 @@ impl ParamStore {
         Ok(arena.view(entry.offset, &entry.shape)?)
     }
 
+    /// The value of an entry in full precision: for norms, biases and table lookups, which mixed precision leaves in
+    /// fp32.
+    pub fn full_tensor(&self, id: ParamId) -> Result<Tensor> {
+        let entry = self.entry(id);
+        Ok(self.weights.view(entry.offset, &entry.shape)?)
+    }
+
     /// The value of a named part in full precision: a view into the weights.
     pub fn part(&self, name: &str) -> Result<Tensor> {
         let part = self.layout.part(name)?;

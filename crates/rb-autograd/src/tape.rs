@@ -84,9 +84,26 @@ impl<'p> Tape<'p> {
         self.params.arena().device()
     }
 
-    /// A parameter as a variable; a constant if it is frozen.
+    /// A parameter as a variable, in the element type that products compute in; a constant if it is frozen.
     pub fn param(&self, id: ParamId) -> Result<Var<'_>> {
-        let value = self.params.tensor(id)?;
+        self.param_var(id, self.params.tensor(id)?)
+    }
+
+    /// As [`Tape::param`], in full precision: for norms, biases and table lookups, which mixed precision leaves in
+    /// fp32.
+    pub fn param_full(&self, id: ParamId) -> Result<Var<'_>> {
+        self.param_var(id, self.params.full_tensor(id)?)
+    }
+
+    /// The element type of activations between products.
+    pub fn compute_dtype(&self) -> DType {
+        match self.params.precision() {
+            Precision::Full => self.params.arena().dtype(),
+            Precision::Bf16 { .. } => DType::BF16,
+        }
+    }
+
+    fn param_var(&self, id: ParamId, value: Tensor) -> Result<Var<'_>> {
         self.state.borrow_mut().last_param = Some(id);
         let trainable = self.recording && self.params.entry(id).trainable;
         let source = if trainable { Source::Param(id) } else { Source::Constant };

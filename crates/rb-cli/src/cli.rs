@@ -159,6 +159,9 @@ pub(crate) struct VerifyArgs {
     /// Compare this device with the host: every operation, every model variant, training, repeatability.
     #[arg(long, value_name = "DEVICE", value_parser = ["cuda"])]
     pub(crate) device: Option<String>,
+    /// With --device: the operations and a few training steps alone, for runs under `compute-sanitizer`.
+    #[arg(long, requires = "device")]
+    pub(crate) quick: bool,
     /// Check the model of this config file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

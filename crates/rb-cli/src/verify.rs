@@ -36,7 +36,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
         let mut progress = |check: &rb_verify::Check| {
             println!("{} {}: {}", if check.passed { "ok  " } else { "FAIL" }, check.name, check.detail);
         };
-        report.extend(&gpu.to_string(), verify_device(gpu, args.seed, &mut progress).map_err(fail)?);
+        report.extend(
+            &gpu.to_string(),
+            verify_device(gpu, args.seed, args.quick, &mut progress).map_err(fail)?,
+        );
     }
     println!("{report}");
     if let Some(path) = &args.json {

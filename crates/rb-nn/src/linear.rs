@@ -41,7 +41,7 @@ impl Linear {
     /// Applies the map.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let weight = tape.param(self.weight)?;
-        let bias = self.bias.map(|b| tape.param(b)).transpose()?;
+        let bias = self.bias.map(|b| tape.param_full(b)).transpose()?;
         Ok(ops::linear(x, &weight, bias.as_ref())?)
     }
 }

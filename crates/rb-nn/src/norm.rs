@@ -23,6 +23,7 @@ impl RmsNorm {
 
     /// Normalises each row.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>) -> Result<Var<'t>> {
-        Ok(ops::rms_norm(x, &tape.param(self.weight)?, self.eps)?)
+        let weight = tape.param_full(self.weight)?;
+        Ok(ops::rms_norm::rms_norm_as(x, &weight, self.eps, tape.compute_dtype())?)
     }
 }

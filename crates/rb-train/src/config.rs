@@ -50,6 +50,9 @@ pub struct RunSection {
     pub precision: Precision,
     /// Element type of the residual stream with bf16: `fp32`, as PyTorch's autocast, or `bf16`.
     pub residual_dtype: ResidualDtype,
+    /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
+    /// library. Bits repeat as long as that file stays.
+    pub tune_products: bool,
     /// Most MiB of GPU memory that the run may take. Left out: what is free when it starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_budget_mib: Option<u64>,
@@ -63,6 +66,7 @@ impl Default for RunSection {
             device: DeviceChoice::Auto,
             precision: Precision::Auto,
             residual_dtype: ResidualDtype::Fp32,
+            tune_products: true,
             gpu_memory_budget_mib: None,
         }
     }

@@ -33,6 +33,8 @@ saved!(
 
 impl Op for Linear {
     const NAME: &'static str = "linear";
+    /// A bias may be fp32 beside bf16 products.
+    const MIXED_DTYPES: bool = true;
     type Saved = LinearSaved;
 
     fn out_shape(&self, inputs: &[&Shape]) -> Result<Shape> {

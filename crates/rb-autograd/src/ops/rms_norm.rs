@@ -6,8 +6,7 @@
 //! - **Backward** with `g = dy*weight`, `xhat = x*rstd`: `dx = rstd*(g - xhat*mean(g*xhat))`,
 //!   `dweight = sum(dy*xhat)` over rows.
 //! - **Saves** `x` and `weight` (shared), `rstd [..]`.
-//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum`; on a GPU `y` has the type of `weight`, so `x` may be
-//!   an fp32 residual stream beside bf16 weights.
+//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum`; on a GPU the types of `x`, `weight` and `y` may differ.
 //! - **Errors** `ShapeError` if `weight` is not `[C]` or `C` is 0.
 //! - **Source** arXiv:1910.07467; `LlamaRMSNorm` of transformers.
 
@@ -20,11 +19,19 @@ use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// RMS norm of each row of `x`, scaled by `weight`.
 pub fn rms_norm<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64) -> Result<Var<'t>> {
-    apply(RmsNorm { eps }, &[x, weight])
+    apply(RmsNorm { eps, dtype: x.dtype() }, &[x, weight])
+}
+
+/// As [`rms_norm`], with `y` in element type `dtype`: on a GPU an fp32 residual stream and fp32 weights may give bf16
+/// activations. On the host it must be the type of `x`.
+pub fn rms_norm_as<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64, dtype: DType) -> Result<Var<'t>> {
+    apply(RmsNorm { eps, dtype }, &[x, weight])
 }
 
 struct RmsNorm {
     eps: f64,
+    /// Of the output on a GPU.
+    dtype: DType,
 }
 
 saved!(
@@ -97,10 +104,10 @@ impl Op for RmsNorm {
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RmsNormSaved)> {
         let (x, weight) = (&inputs[0], &inputs[1]);
-        let y = cuda::output(gpu, out, weight.dtype())?;
+        let y = cuda::output(gpu, out, self.dtype)?;
         let rstd = cuda::output(gpu, &[out.rows()].into(), DType::F32)?;
         if out.numel() > 0 {
-            let launch = launch(&RMS_NORM_FWD, x, weight, out.rows(), usize::MAX)?
+            let launch = launch(&RMS_NORM_FWD, x, weight, &y, out.rows(), usize::MAX)?
                 .arg(x.arg()?)
                 .arg(weight.arg()?)
                 .arg(y.arg()?)
@@ -128,7 +135,7 @@ impl Op for RmsNorm {
             if dy.numel() == 0 {
                 return Ok(());
             }
-            let launch = launch(&RMS_NORM_BWD, x, weight, rows, MAX_BLOCKS)?
+            let launch = launch(&RMS_NORM_BWD, x, weight, &dy, rows, MAX_BLOCKS)?
                 .define("BETA", beta.define())
                 .define("WANT_X", u8::from(dx.is_some()))
                 .define("WANT_W", u8::from(want_weight))
@@ -165,6 +172,7 @@ fn launch<'a>(
     kernel: &Kernel,
     x: &Tensor,
     weight: &Tensor,
+    y: &Tensor,
     rows: usize,
     max_blocks: usize,
 ) -> Result<Launch<'a>> {
@@ -180,6 +188,7 @@ fn launch<'a>(
     Ok(Launch::new(kernel, [blocks as u32, 1, 1], [256, 1, 1])
         .define("TX", x.dtype().cuda_name())
         .define("TW", weight.dtype().cuda_name())
+        .define("TY", y.dtype().cuda_name())
         .define("C", c)
         .define("V", cuda::vector_width(c))
         .define("GROUP", 256 / per_block))
@@ -195,6 +204,10 @@ pub fn cases() -> Vec<Case> {
         case(&[&[3, 7], &[7]]),
         case(&[&[2, 3, 33], &[33]]),
         case(&[&[5, 1000], &[1000]]),
+        Case::normal("as products compute", &[&[3, 70], &[70]], |v| {
+            let dtype = if v[0].device().gpu().is_some() { DType::BF16 } else { v[0].dtype() };
+            rms_norm_as(&v[0], &v[1], 1e-6, dtype)
+        }),
         Case::normal("large eps", &[&[4, 5], &[5]], |v| rms_norm(&v[0], &v[1], 0.5)),
     ]
 }
@@ -205,7 +218,7 @@ mod tests {
 
     #[test]
     fn shape_rule() {
-        let rule = |x: &[usize], w: &[usize]| RmsNorm { eps: 1e-6 }.out_shape(&[&x.into(), &w.into()]);
+        let rule = |x: &[usize], w: &[usize]| RmsNorm { eps: 1e-6, dtype: DType::F32 }.out_shape(&[&x.into(), &w.into()]);
         assert_eq!(rule(&[2, 3], &[3]).unwrap().dims(), &[2, 3]);
         let message = rule(&[2, 3], &[2]).unwrap_err().to_string();
         assert_eq!(message, "rms_norm: weight has shape [2], expected [3] (last axis of x [2, 3], at least 1)");
