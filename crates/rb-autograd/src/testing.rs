@@ -314,7 +314,7 @@ pub fn device_check(
             .max(0.05);
         // bf16: a saved value or an operand of a product may be rounded too, as in any run of that precision; the
         // naive run rounds results alone. f32: functions of the device's library are right to two units.
-        let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
+        let rounding = if got.dtype() == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-21) };
         let (device, naive) = (rms(&mine) / scale, rms(&naive) / scale);
         let budget = 2.0 * naive + rounding;
         if device.partial_cmp(&budget).is_none_or(|order| order.is_gt()) {
