@@ -70,6 +70,12 @@ pub enum AutogradError {
         /// Index of the input.
         input: usize,
     },
+    /// A part that is run again in backward failed for a reason of its own.
+    #[error("recompute: {reason}")]
+    Recompute {
+        /// What the part says.
+        reason: String,
+    },
     /// A checked tape met a value that is not finite.
     #[error(
         "output {index} of {op} {shape} is not finite (operation {number} of the step, after reading {param})"

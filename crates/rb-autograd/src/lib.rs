@@ -3,7 +3,7 @@
 //! | concept | type | note |
 //! | --- | --- | --- |
 //! | a value with a history | [`Var`] | leaves only through [`Var::detach`] |
-//! | record of one forward pass | [`Tape`] | a value; `backward` empties it |
+//! | record of one forward pass | [`Tape`] | a value; `backward` empties it; [`Tape::recompute`] keeps less |
 //! | an operation | [`Op`] | shape rule, forward and backward; the trait has no default backward |
 //! | trainable values | [`ParamStore`], [`ParamId`] | one flat arena, Hugging Face names for its parts |
 //! | their gradients | [`GradStore`] | never zeroed: the first writer of a step overwrites |
@@ -20,6 +20,7 @@ pub mod host;
 mod op;
 pub mod ops;
 mod params;
+mod recompute;
 mod tape;
 pub mod testing;
 

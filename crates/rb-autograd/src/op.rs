@@ -6,7 +6,7 @@ use rb_tensor::{DType, Device, Shape, ShapeError, Tensor, TensorError};
 use crate::cuda;
 use crate::host;
 use crate::tape::{LeafGrads, Source, Var};
-use crate::{AutogradError, Beta, Float, GradStore, Result};
+use crate::{AutogradError, Beta, Float, GradStore, ParamStore, Result};
 
 /// A differentiable operation: its attributes are the fields of the implementing struct.
 ///
@@ -115,7 +115,7 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
     }
     let sources = inputs.iter().map(|v| v.source).collect();
     let places = inputs.iter().map(|v| (v.shape().clone(), v.dtype())).collect();
-    let node = Node { backward: Box::new(Recorded { op, saved }), sources, places };
+    let node = Node::new(Box::new(Recorded { op, saved }), sources, places);
     Ok(tape.var(tape.push(node), y))
 }
 
@@ -198,10 +198,21 @@ pub(crate) struct Node {
     places: Vec<(Shape, DType)>,
 }
 
+impl Node {
+    pub(crate) fn new(
+        backward: Box<dyn RecordedOp>,
+        sources: Vec<Source>,
+        places: Vec<(Shape, DType)>,
+    ) -> Node {
+        Node { backward, sources, places }
+    }
+}
+
 pub(crate) trait RecordedOp {
     fn name(&self) -> &'static str;
     fn saved(&self) -> Vec<&Tensor>;
-    fn run(self: Box<Self>, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()>;
+    /// `params` are those of the tape.
+    fn run(self: Box<Self>, params: &ParamStore, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()>;
 }
 
 struct Recorded<O: Op> {
@@ -216,7 +227,7 @@ impl<O: Op> RecordedOp for Recorded<O> {
     fn saved(&self) -> Vec<&Tensor> {
         self.saved.tensors()
     }
-    fn run(self: Box<Self>, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn run(self: Box<Self>, _: &ParamStore, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         backward(self.op, self.saved, dy, grads)
     }
 }
@@ -225,19 +236,24 @@ impl<O: Op> RecordedOp for Recorded<O> {
 pub(crate) struct BackwardState<'g> {
     nodes: Vec<Option<Tensor>>,
     leaves: Vec<Option<Tensor>>,
+    /// Leaves that got a gradient in this pass.
+    written: Vec<bool>,
     params: &'g mut GradStore,
 }
 
 impl<'g> BackwardState<'g> {
-    /// Walks the nodes from last to first; each is freed as soon as it has run.
+    /// Walks the nodes from last to first; each is freed as soon as it has run. `leaves` are gradients that the
+    /// pass adds to.
     pub(crate) fn run(
         mut nodes: Vec<Node>,
-        leaves: usize,
+        leaves: Vec<Option<Tensor>>,
         root: Source,
         dy: Tensor,
+        weights: &ParamStore,
         params: &'g mut GradStore,
     ) -> Result<LeafGrads> {
-        let mut state = BackwardState { nodes: vec![None; nodes.len()], leaves: vec![None; leaves], params };
+        let written = vec![false; leaves.len()];
+        let mut state = BackwardState { nodes: vec![None; nodes.len()], leaves, written, params };
         state.add(root, dy)?;
         while let Some(node) = nodes.pop() {
             let Some(dy) = state.nodes.pop().flatten() else { continue };
@@ -249,19 +265,22 @@ impl<'g> BackwardState<'g> {
                 places: &node.places,
                 state: &mut state,
             };
-            node.backward.run(dy, &mut sinks)?;
+            node.backward.run(weights, dy, &mut sinks)?;
             if let Some(input) = (0..node.sources.len()).find(|&i| sinks.wanted(i) && !sinks.written[i]) {
                 return Err(AutogradError::BackwardIncomplete { op, input });
             }
         }
-        Ok(LeafGrads { grads: state.leaves })
+        Ok(LeafGrads { grads: state.leaves, written: state.written })
     }
 
     fn add(&mut self, source: Source, grad: Tensor) -> Result<()> {
         let slot = match source {
             Source::Constant => return Ok(()),
             Source::Param(id) => return self.add_param(id, &grad),
-            Source::Leaf(i) => &mut self.leaves[i],
+            Source::Leaf(i) => {
+                self.written[i] = true;
+                &mut self.leaves[i]
+            }
             Source::Node(i) => &mut self.nodes[i],
         };
         *slot = Some(match slot.take() {
@@ -304,6 +323,31 @@ impl GradSinks<'_> {
     /// Whether input `i` exists and needs a gradient. Work for one that does not is wasted, not wrong.
     pub fn wanted(&self, i: usize) -> bool {
         self.sources.get(i).is_some_and(|s| *s != Source::Constant)
+    }
+
+    /// Where the gradient of input `i` goes.
+    pub(crate) fn source(&self, i: usize) -> Source {
+        self.sources[i]
+    }
+
+    /// The first input that is the same variable as input `i`.
+    pub(crate) fn first_alike(&self, i: usize) -> usize {
+        self.sources.iter().position(|s| *s == self.sources[i]).unwrap_or(i)
+    }
+
+    /// Takes the gradient that input `i` has so far.
+    pub(crate) fn take(&mut self, i: usize) -> Option<Tensor> {
+        self.state.take(self.sources[i])
+    }
+
+    /// Says that the gradient of input `i` is part of another input's.
+    pub(crate) fn mark_written(&mut self, i: usize) {
+        self.written[i] = true;
+    }
+
+    /// Gradients of the parameters.
+    pub(crate) fn params(&mut self) -> &mut GradStore {
+        self.state.params()
     }
 
     /// The shape of input `i`.

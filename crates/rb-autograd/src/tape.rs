@@ -35,6 +35,7 @@ pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
     operations: usize,
     last_param: Option<ParamId>,
+    read_trainable: bool,
     leaves: usize,
     consumed: bool,
 }
@@ -104,9 +105,12 @@ impl<'p> Tape<'p> {
     }
 
     fn param_var(&self, id: ParamId, value: Tensor) -> Result<Var<'_>> {
-        self.state.borrow_mut().last_param = Some(id);
-        let trainable = self.recording && self.params.entry(id).trainable;
-        let source = if trainable { Source::Param(id) } else { Source::Constant };
+        let trainable = self.params.entry(id).trainable;
+        let mut state = self.state.borrow_mut();
+        state.last_param = Some(id);
+        state.read_trainable |= trainable;
+        drop(state);
+        let source = if self.recording && trainable { Source::Param(id) } else { Source::Constant };
         Ok(self.var(source, value))
     }
 
@@ -157,8 +161,8 @@ impl<'p> Tape<'p> {
         if dy.shape() != y.shape() {
             return Err(ShapeError::new("backward", "dy", dy.shape(), y.shape()).into());
         }
-        let (nodes, leaves) = {
-            let mut state = self.state.borrow_mut();
+        {
+            let state = self.state.borrow();
             let reason = match (self.recording, state.consumed, y.source) {
                 (false, ..) => Some("this tape does not record; use `Tape::new`"),
                 (_, true, _) => Some("this tape was used up by an earlier backward; record a new one"),
@@ -168,10 +172,47 @@ impl<'p> Tape<'p> {
             if let Some(reason) = reason {
                 return Err(AutogradError::NoHistory { reason });
             }
+        }
+        self.backward_within(y.source, dy, grads, Vec::new())
+    }
+
+    /// Backward from `root` with gradients of the first leaves that are added to.
+    pub(crate) fn backward_within(
+        &self,
+        root: Source,
+        dy: Tensor,
+        grads: &mut GradStore,
+        mut seeds: Vec<Option<Tensor>>,
+    ) -> Result<LeafGrads> {
+        let nodes = {
+            let mut state = self.state.borrow_mut();
             state.consumed = true;
-            (std::mem::take(&mut state.nodes), state.leaves)
+            seeds.resize(state.leaves, None);
+            std::mem::take(&mut state.nodes)
         };
-        BackwardState::run(nodes, leaves, y.source, dy, grads)
+        BackwardState::run(nodes, seeds, root, dy, self.params, grads)
+    }
+
+    /// A tape on the same parameters that records nothing, and checks as this one does.
+    pub(crate) fn unrecorded(&self) -> Tape<'p> {
+        let inner = Tape { check_finite: self.check_finite, ..Tape::inference(self.params) };
+        inner.continue_from(self);
+        inner
+    }
+
+    /// Counts operations on from where `other` is.
+    pub(crate) fn continue_from(&self, other: &Tape<'_>) {
+        let (operations, last_param) = {
+            let other = other.state.borrow();
+            (other.operations, other.last_param)
+        };
+        let mut state = self.state.borrow_mut();
+        (state.operations, state.last_param) = (operations, last_param);
+    }
+
+    /// Whether a parameter that is not frozen was asked for.
+    pub(crate) fn read_trainable(&self) -> bool {
+        self.state.borrow().read_trainable
     }
 
     pub(crate) fn var(&self, source: Source, value: Tensor) -> Var<'_> {
@@ -250,6 +291,8 @@ impl fmt::Debug for Var<'_> {
 #[derive(Debug)]
 pub struct LeafGrads {
     pub(crate) grads: Vec<Option<Tensor>>,
+    /// Which of them the pass has written.
+    pub(crate) written: Vec<bool>,
 }
 
 impl LeafGrads {

@@ -23,8 +23,14 @@ pub(crate) enum Command {
     /// Train a model from a config file, or continue a run
     #[command(after_help = "Examples:\n  rb train examples/quickstart.toml\n  \
         rb train examples/quickstart.toml --data my_text.txt --set train.max_steps=500\n  \
+        rb train examples/quickstart.toml --gpu-memory-budget-mib 4096 --set train.recompute=auto\n  \
         rb train --resume runs/quickstart")]
     Train(TrainArgs),
+    /// Print what a step of a config needs of a GPU, without one
+    #[command(after_help = "Examples:\n  rb plan examples/quickstart.toml\n  \
+        rb plan examples/quickstart.toml --card sm_86 --set train.recompute=block\n  \
+        rb plan examples/quickstart.toml --set run.gpu_memory_budget_mib=4096")]
+    Plan(PlanArgs),
     /// Write text with a trained model
     #[command(after_help = "Example:\n  rb generate runs/quickstart --prompt \"Once upon a time\"")]
     Generate(GenerateArgs),
@@ -69,9 +75,37 @@ pub(crate) struct TrainArgs {
     /// Run directory to create.
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     pub(crate) out: Option<PathBuf>,
+    /// Most MiB of GPU memory to take; a run that needs more is refused before its first step. Left out: what
+    /// is free. The same as --set run.gpu_memory_budget_mib=N.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) gpu_memory_budget_mib: Option<u32>,
     /// Override of a config key, for example train.max_steps=100. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<Override>,
+}
+
+#[derive(Args)]
+pub(crate) struct PlanArgs {
+    /// Config file (TOML).
+    pub(crate) config: PathBuf,
+    /// Architecture of the card: sm_80 (A100), sm_86 (RTX 30), sm_89 (RTX 40, L4), sm_90 (H100, H200) or
+    /// sm_120 (RTX 50).
+    #[arg(long, value_name = "SM", default_value = "sm_90", value_parser = card)]
+    pub(crate) card: (u32, u32),
+    /// Override of a config key, for example train.seq_len=1024. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<Override>,
+}
+
+/// `(9, 0)` of `sm_90` or `sm_90a`.
+fn card(text: &str) -> Result<(u32, u32), String> {
+    let digits = text.strip_prefix("sm_").map(|d| d.trim_end_matches(['a', 'f']));
+    let number: Option<u32> = digits.and_then(|d| d.parse().ok());
+    match number {
+        Some(number @ 80..=999) => Ok((number / 10, number % 10)),
+        Some(number) => Err(format!("sm_{number} is too old or unknown; kernels need sm_80 or newer")),
+        None => Err("expected an architecture such as sm_90 or sm_86".into()),
+    }
 }
 
 #[derive(Args)]

@@ -6,6 +6,7 @@ mod generate;
 mod kernels;
 mod logits;
 mod model;
+mod plan;
 mod tokenizer;
 mod train;
 mod verify;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),

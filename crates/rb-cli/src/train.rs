@@ -19,6 +19,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         overrides.push(Override::new("run.out", strings(std::slice::from_ref(out))?.remove(0)));
     }
+    if let Some(mib) = args.gpu_memory_budget_mib {
+        overrides.push(Override::new("run.gpu_memory_budget_mib", i64::from(mib)));
+    }
     let mut trainer = match (&args.config, &args.resume) {
         (_, Some(run)) => Trainer::resume(run, &overrides)?,
         (Some(config), None) => Trainer::create(config, &overrides)?,

@@ -2,7 +2,19 @@
 
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
 
-use crate::{AttentionContext, LlamaConfig, Result, RmsNorm, SelfAttention, SwigluMlp};
+use crate::{AttentionContext, LlamaConfig, NnError, Result, RmsNorm, SelfAttention, SwigluMlp};
+
+/// What a layer computes again in backward instead of keeping it: less memory for more time, and the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// The norm before the feed-forward layer and that layer.
+    Mlp,
+    /// All of it: only the layer's input is kept.
+    Block,
+}
 
 /// One layer: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +40,42 @@ impl DecoderBlock {
         })
     }
 
-    /// `x [B, T, C]` -> `[B, T, C]`.
-    pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
-        let h = ops::add(x, &self.attention.forward(tape, &self.input_norm.forward(tape, x)?, cx)?)?;
-        Ok(ops::add(&h, &self.mlp.forward(tape, &self.post_norm.forward(tape, &h)?)?)?)
+    /// `x [B, T, C]` -> `[B, T, C]`, keeping for backward what `recompute` says. The bits are the same for each.
+    pub fn forward<'t>(
+        &self,
+        tape: &'t Tape<'t>,
+        x: &Var<'t>,
+        cx: &AttentionContext<'_>,
+        recompute: Recompute,
+    ) -> Result<Var<'t>> {
+        let block = *self;
+        match recompute {
+            Recompute::None => {
+                let h = self.attend(tape, x, cx)?;
+                Ok(ops::add(&h, &self.feed_forward(tape, &h)?)?)
+            }
+            Recompute::Mlp => {
+                let h = self.attend(tape, x, cx)?;
+                let y = tape.recompute(&[&h], move |tape, inputs| {
+                    block.feed_forward(tape, &inputs[0]).map_err(NnError::on_tape)
+                })?;
+                Ok(ops::add(&h, &y)?)
+            }
+            Recompute::Block => {
+                let (rope, positions, mask) = (cx.rope.clone(), cx.positions.clone(), cx.mask.clone());
+                Ok(tape.recompute(&[x], move |tape, inputs| {
+                    let cx = AttentionContext { rope: &rope, positions: &positions, mask: &mask };
+                    block.forward(tape, &inputs[0], &cx, Recompute::None).map_err(NnError::on_tape)
+                })?)
+            }
+        }
+    }
+
+    fn attend<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
+        Ok(ops::add(x, &self.attention.forward(tape, &self.input_norm.forward(tape, x)?, cx)?)?)
+    }
+
+    fn feed_forward<'t>(&self, tape: &'t Tape<'t>, h: &Var<'t>) -> Result<Var<'t>> {
+        self.mlp.forward(tape, &self.post_norm.forward(tape, h)?)
     }
 }

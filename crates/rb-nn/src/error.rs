@@ -78,6 +78,15 @@ pub enum NnError {
 }
 
 impl NnError {
+    /// As an error of the tape, for parts of a model that the tape runs.
+    pub(crate) fn on_tape(self) -> AutogradError {
+        match self {
+            NnError::Autograd(error) => error,
+            NnError::Tensor(error) => error.into(),
+            other => AutogradError::Recompute { reason: other.to_string() },
+        }
+    }
+
     /// Turns an operation's error about a flat index into `ids [B, T]` into one with row and column.
     pub(crate) fn in_batch(what: &'static str, ids: &Tensor, error: AutogradError) -> NnError {
         match error {

@@ -8,7 +8,7 @@ mod validate;
 
 use std::path::PathBuf;
 
-use rb_nn::LlamaConfig;
+use rb_nn::{LlamaConfig, Recompute};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use load::apply;
@@ -205,6 +205,9 @@ pub struct TrainSection {
     pub label_smoothing_factor: f64,
     /// Weight of the squared log-partition term of the training loss.
     pub z_loss: f64,
+    /// What layers compute again in backward to need less memory, with the same bits: `none`, `mlp`, `block`, or
+    /// `auto`: the first of these with which a step fits the GPU's memory budget (`none` on the CPU).
+    pub recompute: RecomputeChoice,
     /// Parameters that stay as they start, by exact name or by a prefix that ends in `*`.
     pub frozen: Vec<String>,
     /// What a step with a non-finite loss or gradient does.
@@ -248,6 +251,7 @@ impl Default for TrainSection {
             max_grad_norm: 1.0,
             label_smoothing_factor: 0.0,
             z_loss: 0.0,
+            recompute: RecomputeChoice::None,
             frozen: Vec::new(),
             on_non_finite: OnNonFinite::Stop,
             logging_steps: 10,
@@ -258,6 +262,32 @@ impl Default for TrainSection {
             save_keep_every: 0,
             sample_prompt: String::new(),
             sample_tokens: 64,
+        }
+    }
+}
+
+/// What is computed again in backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeChoice {
+    /// Nothing.
+    None,
+    /// The feed-forward part of each layer.
+    Mlp,
+    /// Each layer.
+    Block,
+    /// As little as fits the memory budget.
+    Auto,
+}
+
+impl RecomputeChoice {
+    /// What it may come to, the fastest first.
+    pub fn candidates(self) -> &'static [Recompute] {
+        match self {
+            RecomputeChoice::None => &[Recompute::None],
+            RecomputeChoice::Mlp => &[Recompute::Mlp],
+            RecomputeChoice::Block => &[Recompute::Block],
+            RecomputeChoice::Auto => &[Recompute::None, Recompute::Mlp, Recompute::Block],
         }
     }
 }

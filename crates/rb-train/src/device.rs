@@ -12,7 +12,7 @@ use crate::{Result, TrainError};
 /// # Errors
 /// `cuda` is asked for and cannot be had: the reason and the remedy.
 pub fn select(run: &RunSection) -> Result<(Device, Option<String>)> {
-    let budget_bytes = run.gpu_memory_budget_mib.map(|mib| (mib as usize).saturating_mul(1 << 20));
+    let budget_bytes = run.gpu_memory_budget_mib.map(budget_bytes);
     let open = || Gpu::open(0, &GpuOptions { budget_bytes, ..GpuOptions::default() });
     match run.device {
         DeviceChoice::Cpu => Ok((Device::Cpu, None)),
@@ -42,16 +42,26 @@ pub fn select(run: &RunSection) -> Result<(Device, Option<String>)> {
 /// # Errors
 /// bf16 on the CPU.
 pub fn precision(run: &RunSection, device: Device) -> Result<Precision> {
-    let residual = match run.residual_dtype {
-        ResidualDtype::Fp32 => DType::F32,
-        ResidualDtype::Bf16 => DType::BF16,
-    };
     match (run.precision, device) {
         (PrecisionChoice::Fp32, _) | (PrecisionChoice::Auto, Device::Cpu) => Ok(Precision::Full),
         (PrecisionChoice::Bf16, Device::Cpu) => Err(TrainError::Config {
             origin: "run.precision".into(),
             reason: "bf16 needs a GPU; the CPU trains in fp32: set run.precision=\"auto\" or \"fp32\"".into(),
         }),
-        (PrecisionChoice::Bf16 | PrecisionChoice::Auto, _) => Ok(Precision::Bf16 { residual }),
+        (PrecisionChoice::Bf16 | PrecisionChoice::Auto, _) => Ok(mixed(run)),
     }
+}
+
+/// bf16 mixed precision with the run's residual stream.
+pub(crate) fn mixed(run: &RunSection) -> Precision {
+    let residual = match run.residual_dtype {
+        ResidualDtype::Fp32 => DType::F32,
+        ResidualDtype::Bf16 => DType::BF16,
+    };
+    Precision::Bf16 { residual }
+}
+
+/// A budget in MiB as bytes.
+pub(crate) fn budget_bytes(mib: u64) -> usize {
+    usize::try_from(mib).unwrap_or(usize::MAX).saturating_mul(1 << 20)
 }

@@ -5,6 +5,7 @@
 //! | [`config`] | the TOML file, overrides, errors that guess what was meant |
 //! | [`prepare`] | text to tokens |
 //! | [`step`] | the arithmetic of one step and one evaluation |
+//! | [`plan`] | what a step needs of a GPU, without one |
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
 //! | [`observe`] | metrics, TensorBoard, progress, report |

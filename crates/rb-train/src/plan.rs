@@ -5,16 +5,18 @@ use std::fmt::Write as _;
 use rb_autograd::{GradStore, ParamBuilder, Precision};
 use rb_cuda::{Gpu, GpuOptions, Matmul, MemoryStats, PrepareStats, Unit};
 use rb_data::Batch;
-use rb_nn::CausalLm;
+use rb_nn::{CausalLm, Recompute};
 use rb_tensor::{DType, Device};
 
-use crate::config::Config;
+use crate::config::{Config, Precision as PrecisionChoice, RecomputeChoice};
 use crate::step::{self, LossTerms};
 use crate::{Result, TrainError, trainer};
 
 /// Memory, kernels and products of one training step.
 #[derive(Debug)]
 pub struct Plan {
+    /// What layers compute again in backward.
+    pub recompute: Recompute,
     /// Named parameters' elements.
     pub num_parameters: usize,
     /// Bytes in use at the peak of a step, by holder.
@@ -29,15 +31,21 @@ pub struct Plan {
     pub launches: u64,
 }
 
-/// Plans a step of `config` (whose vocabulary is known) for a card of this compute capability.
+/// Plans a step of `config` (whose vocabulary is known) for a card of this compute capability, with layers that
+/// compute again what `recompute` says, whatever the config says.
 ///
 /// # Errors
 /// A config that no model can be built from, or a step that no GPU can run.
-pub fn plan(config: &Config, capability: (u32, u32), precision: Precision) -> Result<Plan> {
+pub fn plan(
+    config: &Config,
+    capability: (u32, u32),
+    precision: Precision,
+    recompute: Recompute,
+) -> Result<Plan> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
     let device = Device::Cuda(gpu);
     let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(&config.model, &mut builder)?;
+    let model = CausalLm::init(&config.model, &mut builder)?.with_recompute(recompute);
     let mut params = builder.build_zeros(DType::F32, device)?;
     params.set_precision(precision)?;
     trainer::freeze(&mut params, &config.train.frozen)?;
@@ -59,21 +67,206 @@ pub fn plan(config: &Config, capability: (u32, u32), precision: Precision) -> Re
     if config.train.eval_steps != 0 {
         step::evaluate(&model, &params, std::iter::once(batch), mask)?;
     }
-    let reserved_bytes = gpu.memory().reserved;
-    let num_parameters = params.layout().num_parameters();
-    Ok(Plan { num_parameters, memory, reserved_bytes, units: gpu.units(), products: gpu.matmuls(), launches })
+    Ok(Plan {
+        recompute,
+        num_parameters: params.layout().num_parameters(),
+        memory,
+        reserved_bytes: gpu.memory().reserved,
+        units: gpu.units(),
+        products: gpu.matmuls(),
+        launches,
+    })
 }
 
-/// Plans the run, checks that it fits, compiles its kernels in parallel and takes its memory at once.
+/// Plans a step with the first choice of `train.recompute` that fits `budget` bytes; where none does, the plan
+/// that needs least.
+///
+/// # Errors
+/// As [`plan`].
+pub fn choose(config: &Config, capability: (u32, u32), precision: Precision, budget: usize) -> Result<Plan> {
+    let mut least: Option<Plan> = None;
+    for &recompute in config.train.recompute.candidates() {
+        let plan = plan(config, capability, precision, recompute)?;
+        if plan.reserved_bytes <= budget {
+            return Ok(plan);
+        }
+        if least.as_ref().is_none_or(|l| plan.reserved_bytes < l.reserved_bytes) {
+            least = Some(plan);
+        }
+    }
+    match least {
+        Some(plan) => Ok(plan),
+        None => plan(config, capability, precision, Recompute::None),
+    }
+}
+
+/// Refuses a plan that takes more than `budget` bytes.
+///
+/// # Errors
+/// [`TrainError::Config`] with the largest holders and a setting with which the step fits.
+pub fn check(
+    plan: &Plan,
+    config: &Config,
+    capability: (u32, u32),
+    precision: Precision,
+    budget: usize,
+) -> Result<()> {
+    if plan.reserved_bytes <= budget {
+        return Ok(());
+    }
+    let holders = plan.memory.peak_holders.iter().take(3);
+    let holders: Vec<String> = holders.map(|(name, bytes)| format!("{name} {}", mib(*bytes))).collect();
+    Err(TrainError::Config {
+        origin: "GPU memory".into(),
+        reason: format!(
+            "a step needs {} and {} may be used; largest: {}; {}",
+            mib(plan.reserved_bytes),
+            mib(budget),
+            holders.join(", "),
+            remedy(config, capability, precision, budget)?
+        ),
+    })
+}
+
+/// The smallest change that makes a step fit: recomputation, which changes no number of the run, then smaller
+/// batches that are accumulated to the same step.
+fn remedy(config: &Config, capability: (u32, u32), precision: Precision, budget: usize) -> Result<String> {
+    let mut config = config.clone();
+    let mut least = usize::MAX;
+    for recompute in [Recompute::Mlp, Recompute::Block] {
+        let needed = plan(&config, capability, precision, recompute)?.reserved_bytes;
+        if needed <= budget {
+            return Ok(format!("it fits with train.recompute=\"{}\"", name(recompute)));
+        }
+        least = least.min(needed);
+    }
+    let whole = config.train.per_device_train_batch_size;
+    while config.train.per_device_train_batch_size > 1 {
+        let size = config.train.per_device_train_batch_size;
+        // The next smaller size that divides the old one keeps the sequences of a step.
+        let Some(smaller) = (1..size).rev().find(|s| whole.is_multiple_of(*s)) else { break };
+        config.train.per_device_train_batch_size = smaller;
+        config.train.gradient_accumulation_steps = config.train.gradient_accumulation_steps * size / smaller;
+        let needed = plan(&config, capability, precision, Recompute::Block)?.reserved_bytes;
+        if needed <= budget {
+            return Ok(format!(
+                "it fits with train.per_device_train_batch_size={smaller}, \
+                 train.gradient_accumulation_steps={} and train.recompute=\"block\"",
+                config.train.gradient_accumulation_steps
+            ));
+        }
+        least = least.min(needed);
+    }
+    Ok(format!(
+        "with one sequence a batch and train.recompute=\"block\" it still needs {}: raise \
+         --gpu-memory-budget-mib to {}, or lower train.seq_len or the model's size",
+        mib(least),
+        least.div_ceil(1 << 20)
+    ))
+}
+
+/// Plans the run, checks that it fits, compiles its kernels in parallel and takes its memory at once; gives what
+/// layers compute again.
 pub(crate) fn prepare(
     config: &Config,
     gpu: Gpu,
     precision: Precision,
     say: &mut dyn FnMut(&str),
-) -> Result<()> {
-    let plan = plan(config, gpu.info().capability, precision)?;
+) -> Result<Recompute> {
+    let info = gpu.info();
+    let budget = gpu.budget_bytes();
+    let plan = choose(config, info.capability, precision, budget)?;
+    check(&plan, config, info.capability, precision, budget)?;
     plan.make_ready(gpu, say)?;
-    if config.run.tune_products { plan.tune(gpu, say) } else { Ok(()) }
+    if config.run.tune_products {
+        plan.tune(gpu, say)?;
+    }
+    if config.train.recompute == RecomputeChoice::Auto {
+        say(&format!("train.recompute=\"auto\" is \"{}\" here", name(plan.recompute)));
+    }
+    Ok(plan.recompute)
+}
+
+/// The config with the vocabulary that its run will have, as far as that is known before any text is read: the
+/// model's, else that of `tokenizer.path`, else the size asked for in `[tokenizer]`.
+///
+/// # Errors
+/// A tokenizer that cannot be read; a model that breaks a rule.
+pub fn with_vocabulary(mut config: Config) -> Result<Config> {
+    if config.model.vocab_size == 0 {
+        config.model.vocab_size = match &config.tokenizer.path {
+            Some(path) => rb_data::Tokenizer::load(path)?.vocab_size(),
+            None => config.tokenizer.vocab_size,
+        };
+    }
+    config.model.validate()?;
+    Ok(config)
+}
+
+/// Plans a run from its config alone for a card of this compute capability, in the run's precision and within
+/// its memory budget.
+///
+/// # Errors
+/// As [`plan`] and [`with_vocabulary`].
+pub fn for_card(config: Config, capability: (u32, u32)) -> Result<CardPlan> {
+    let config = with_vocabulary(config)?;
+    let precision = match config.run.precision {
+        PrecisionChoice::Fp32 => Precision::Full,
+        _ => crate::device::mixed(&config.run),
+    };
+    let budget = config.run.gpu_memory_budget_mib.map(crate::device::budget_bytes);
+    let plan = choose(&config, capability, precision, budget.unwrap_or(usize::MAX))?;
+    Ok(CardPlan { plan, config, capability, precision, budget })
+}
+
+/// A plan with what it was made for.
+#[derive(Debug)]
+pub struct CardPlan {
+    /// The plan.
+    pub plan: Plan,
+    config: Config,
+    capability: (u32, u32),
+    precision: Precision,
+    budget: Option<usize>,
+}
+
+impl CardPlan {
+    /// A table for people.
+    pub fn table(&self) -> String {
+        let (major, minor) = self.capability;
+        let t = &self.config.train;
+        let precision = match self.precision {
+            Precision::Full => "fp32",
+            Precision::Bf16 { .. } => "bf16",
+        };
+        format!(
+            "card                  sm_{major}{minor}, {precision}\nbatch                 {} sequences of {} tokens, \
+             vocabulary {}\n{}",
+            t.per_device_train_batch_size,
+            t.seq_len,
+            self.config.model.vocab_size,
+            self.plan.table()
+        )
+    }
+
+    /// Refuses a plan above the config's memory budget, if it has one.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn check(&self) -> Result<()> {
+        match self.budget {
+            None => Ok(()),
+            Some(budget) => check(&self.plan, &self.config, self.capability, self.precision, budget),
+        }
+    }
+}
+
+fn name(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Mlp => "mlp",
+        Recompute::Block => "block",
+    }
 }
 
 impl Plan {
@@ -138,6 +331,7 @@ impl Plan {
         // Writing to a string cannot fail.
         let _ =
             writeln!(text, "parameters            {}", crate::observe::grouped(self.num_parameters as u64));
+        let _ = writeln!(text, "recomputation         {}", name(self.recompute));
         let _ = writeln!(text, "peak of a step        {}", mib(self.memory.peak));
         for (holder, bytes) in &self.memory.peak_holders {
             let _ = writeln!(text, "  {holder:<20}{}", mib(*bytes));
@@ -147,11 +341,6 @@ impl Plan {
         let _ = writeln!(text, "launches a step       {}", self.launches);
         text
     }
-}
-
-fn largest(memory: &MemoryStats) -> String {
-    let three = memory.peak_holders.iter().take(3).map(|(name, bytes)| format!("{name} {}", mib(*bytes)));
-    three.collect::<Vec<_>>().join(", ")
 }
 
 fn mib(bytes: usize) -> String {

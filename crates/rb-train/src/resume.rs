@@ -46,9 +46,14 @@ mod tests {
     #[test]
     fn fixed_settings_are_refused_and_others_pass() {
         let change = |key: &str| [(key.to_string(), "1".to_string(), "2".to_string())];
-        for key in
-            ["train.learning_rate", "train.max_steps", "train.per_device_train_batch_size", "run.device"]
-        {
+        for key in [
+            "train.learning_rate",
+            "train.max_steps",
+            "train.per_device_train_batch_size",
+            "train.recompute",
+            "run.device",
+            "run.gpu_memory_budget_mib",
+        ] {
             check_changes(&change(key)).unwrap();
         }
         for key in ["model.hidden_size", "run.seed", "data.shuffle", "train.seq_len"] {

@@ -145,9 +145,12 @@ impl Trainer {
         if let Some(note) = note {
             observer.say(&note);
         }
-        if let Device::Cuda(gpu) = device {
-            crate::plan::prepare(&config, gpu, precision, &mut |line| observer.say(line))?;
-        }
+        let recompute = match device {
+            Device::Cuda(gpu) => {
+                crate::plan::prepare(&config, gpu, precision, &mut |line| observer.say(line))?
+            }
+            _ => config.train.recompute.candidates()[0],
+        };
         let t = &config.train;
         let loader = Loader::new(
             data.train.clone(),
@@ -161,6 +164,7 @@ impl Trainer {
             },
         )?;
         let (model, mut params) = build_model(&config, device)?;
+        let model = model.with_recompute(recompute);
         params.set_precision(precision)?;
         freeze(&mut params, &t.frozen)?;
         let grads = GradStore::new(&params)?;

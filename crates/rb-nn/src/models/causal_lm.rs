@@ -6,7 +6,9 @@ use rb_autograd::ops::rope::{RopeTable, check_positions};
 use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_tensor::{ShapeError, Tensor};
 
-use crate::{AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Result, RmsNorm, rope_table};
+use crate::{
+    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, rope_table,
+};
 
 /// Tokens of a forward pass.
 #[derive(Clone, Debug)]
@@ -57,6 +59,7 @@ pub struct CausalLm {
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
     lm_head: Option<Embedding>,
+    recompute: Recompute,
 }
 
 impl CausalLm {
@@ -75,7 +78,18 @@ impl CausalLm {
             .collect::<Result<_>>()?;
         let norm = RmsNorm::init(builder, "model.norm", c, config.rms_norm_eps)?;
         let lm_head = if config.tie_word_embeddings { None } else { Some(table(builder, "lm_head")?) };
-        Ok(CausalLm { config: config.clone(), rope: rope_table(config), embed_tokens, blocks, norm, lm_head })
+        let (config, rope) = (config.clone(), rope_table(config));
+        Ok(CausalLm { config, rope, embed_tokens, blocks, norm, lm_head, recompute: Recompute::None })
+    }
+
+    /// The same model with layers that compute again in backward what `recompute` says.
+    pub fn with_recompute(self, recompute: Recompute) -> CausalLm {
+        CausalLm { recompute, ..self }
+    }
+
+    /// What the layers compute again in backward.
+    pub fn recompute(&self) -> Recompute {
+        self.recompute
     }
 
     /// The shape of the model.
@@ -108,7 +122,7 @@ impl CausalLm {
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
         let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
         for block in &self.blocks {
-            x = block.forward(tape, &x, &cx)?;
+            x = block.forward(tape, &x, &cx, self.recompute)?;
         }
         self.norm.forward(tape, &x)
     }
