@@ -33,7 +33,8 @@ impl Card {
                 reason: format!("{error}; or leave --gpu out to run on the CPU"),
             }
         })?;
-        let plan = rb_train::plan::plan(config, gpu.info().capability, args.precision())?;
+        let plan =
+            rb_train::plan::plan(config, gpu.info().capability, args.precision(), rb_nn::Recompute::None)?;
         let prepared = plan.make_ready(gpu, &mut |line| println!("{line}"))?;
         Ok(Card { gpu, plan, prepared })
     }

@@ -363,3 +363,8 @@ fn blank_batch(config: &Config) -> Batch {
         epoch: 0,
     }
 }
+
+fn largest(memory: &MemoryStats) -> String {
+    let three = memory.peak_holders.iter().take(3).map(|(name, bytes)| format!("{name} {}", mib(*bytes)));
+    three.collect::<Vec<_>>().join(", ")
+}
