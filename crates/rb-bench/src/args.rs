@@ -197,12 +197,14 @@ mod tests {
         assert_eq!(args.problem(), None);
         assert_eq!(args.precision(), Precision::Bf16 { residual: DType::F32 });
         assert_eq!((args.vocab, args.gpu_memory_budget_mib, args.all_steps()), (32004, Some(9000), 16));
-        let plan = rb_train::plan::plan(&args.config(), (9, 0), args.precision()).unwrap();
+        let plan =
+            rb_train::plan::plan(&args.config(), (9, 0), args.precision(), rb_nn::Recompute::None).unwrap();
         assert_eq!(plan.num_parameters, 101_674_752);
         assert!(plan.reserved_bytes < 9000 << 20, "{}", plan.table());
         assert!(!plan.units.is_empty() && !plan.products.is_empty());
         let narrow = Args { residual: Residual::Bf16, ..args };
-        let half = rb_train::plan::plan(&narrow.config(), (9, 0), narrow.precision()).unwrap();
+        let half = rb_train::plan::plan(&narrow.config(), (9, 0), narrow.precision(), rb_nn::Recompute::None)
+            .unwrap();
         assert!(half.memory.peak < plan.memory.peak, "a residual stream in bf16 is smaller");
     }
 
