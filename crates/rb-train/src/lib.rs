@@ -16,7 +16,7 @@ mod device;
 mod error;
 pub mod observe;
 pub mod plan;
-mod prepare;
+pub mod prepare;
 mod resume;
 pub mod run_dir;
 pub mod step;
