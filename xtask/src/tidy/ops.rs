@@ -227,7 +227,7 @@ mod tests {
         assert!(found[0].contains("no label **Saves**"));
         assert!(found[1].contains("no test `gradcheck`"));
         assert!(found[2].contains("no test `golden`"));
-        assert!(found[3].starts_with("crates/rb-autograd/src/ops/add.rs:17: [op-skeleton]"), "{found:#?}");
+        assert!(found[3].starts_with("crates/rb-autograd/src/ops/add.rs:18: [op-skeleton]"), "{found:#?}");
     }
 
     #[test]
