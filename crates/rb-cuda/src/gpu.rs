@@ -1,6 +1,6 @@
 //! [`Gpu`]: one card, or a dry run of one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -104,7 +104,7 @@ struct Inner {
     /// Launches by kernel name: the proof that a kernel ran.
     launches: Mutex<BTreeMap<&'static str, u64>>,
     /// Distinct kernels with constants that were launched, and distinct products.
-    units: Mutex<BTreeMap<Unit, u64>>,
+    units: Mutex<BTreeSet<Unit>>,
     matmuls: Mutex<BTreeMap<MatmulKey, Matmul>>,
     /// Scratch memory of products, taken with the first.
     workspace: Mutex<Option<Buffer>>,
@@ -300,7 +300,13 @@ impl Gpu {
             }
         }
         self.count(launch.unit.name);
-        *lock(&self.0.units).entry(launch.unit.clone()).or_default() += 1;
+        {
+            // Known after its first launch: the constants are text, not to be copied at every later one.
+            let mut units = lock(&self.0.units);
+            if !units.contains(&launch.unit) {
+                units.insert(launch.unit.clone());
+            }
+        }
         self.0.backend.launch(&launch)
     }
 
@@ -395,7 +401,7 @@ impl Gpu {
 
     /// Every kernel launched so far, with its constants.
     pub fn units(&self) -> Vec<Unit> {
-        lock(&self.0.units).keys().cloned().collect()
+        lock(&self.0.units).iter().cloned().collect()
     }
 }
 

@@ -114,15 +114,13 @@ pub fn check(
     if plan.reserved_bytes <= budget {
         return Ok(());
     }
-    let holders = plan.memory.peak_holders.iter().take(3);
-    let holders: Vec<String> = holders.map(|(name, bytes)| format!("{name} {}", mib(*bytes))).collect();
     Err(TrainError::Config {
         origin: "GPU memory".into(),
         reason: format!(
             "a step needs {} and {} may be used; largest: {}; {}",
             mib(plan.reserved_bytes),
             mib(budget),
-            holders.join(", "),
+            largest(&plan.memory),
             remedy(config, capability, precision, budget)?
         ),
     })

@@ -3,7 +3,7 @@
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
 use rb_autograd::{AutogradError, Beta, GradStore, ParamStore, Tape, cuda};
-use rb_data::Batch;
+use rb_data::{Batch, IGNORE};
 use rb_nn::{CausalLm, ModelInput, NnError};
 use rb_tensor::{Device, Tensor};
 
@@ -34,7 +34,7 @@ pub fn model_input(
     let tensor = |values: &[i32]| host(values)?.to_device(device);
     if device != Device::Cpu {
         check_range("input_ids", &batch.input_ids, 0, vocab_size)?;
-        check_range("labels", &batch.labels, IGNORED, vocab_size)?;
+        check_range("labels", &batch.labels, IGNORE, vocab_size)?;
     }
     let mask = match document_mask {
         false => AttentionMask::Causal,
@@ -47,9 +47,6 @@ pub fn model_input(
     let input = ModelInput { input_ids: tensor(&batch.input_ids)?, position_ids, mask };
     Ok((input, tensor(&batch.labels)?))
 }
-
-/// The label that means: not a target.
-const IGNORED: i32 = -100;
 
 /// Kernels cannot raise an error, so what they index with is checked before it leaves the host.
 fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
-use rb_autograd::testing::{self, DevicePrecision};
+use rb_autograd::testing;
 use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
 use rb_cuda::{Gpu, GpuOptions, Unit};
 use rb_nn::{CausalLm, LlamaConfig, ModelInput};
@@ -56,12 +56,12 @@ pub fn verify_device(gpu: Gpu, seed: u64, quick: bool, progress: &mut dyn FnMut(
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
-        push(&mut report, one(repeats(gpu, precision, seed)?));
-        push(&mut report, one(resumes(gpu, precision, seed)?));
+        push(&mut report, one(repeats(gpu, precision)?));
+        push(&mut report, one(resumes(gpu, precision)?));
     }
     if !quick {
-        push(&mut report, one(same_training(gpu, seed)?));
-        push(&mut report, one(precision_training(gpu, seed)?));
+        push(&mut report, one(same_training(gpu)?));
+        push(&mut report, one(precision_training(gpu)?));
     }
     push(&mut report, one(kernels_ran(gpu, &expected)));
     Ok(report)
@@ -85,7 +85,7 @@ fn name_of(precision: Precision) -> &'static str {
 
 /// All cases of one operation in all precisions, beside the host.
 fn operation(name: &str, cases: Vec<testing::Case>, gpu: Gpu, seed: u64) -> Check {
-    let mut worst: BTreeMap<DevicePrecisionKey, (f64, String)> = BTreeMap::new();
+    let mut worst: BTreeMap<String, (f64, String)> = BTreeMap::new();
     let (mut failures, mut count) = (Vec::new(), 0);
     for case in &cases {
         for &precision in testing::device_precisions(name) {
@@ -95,7 +95,7 @@ fn operation(name: &str, cases: Vec<testing::Case>, gpu: Gpu, seed: u64) -> Chec
                 Ok(errors) => {
                     for e in errors {
                         let ratio = e.device / e.budget;
-                        let slot = worst.entry(key(precision)).or_insert((0.0, String::new()));
+                        let slot = worst.entry(precision.to_string()).or_insert((0.0, String::new()));
                         if ratio >= slot.0 {
                             *slot = (ratio, format!("{} of {}", e.what, case.name));
                         }
@@ -112,12 +112,6 @@ fn operation(name: &str, cases: Vec<testing::Case>, gpu: Gpu, seed: u64) -> Chec
         format!("{} of {count} comparisons failed: {}", failures.len(), shown.join(" | "))
     };
     Check::new(format!("device: {name}"), failures.is_empty() && count > 0, detail)
-}
-
-type DevicePrecisionKey = String;
-
-fn key(precision: DevicePrecision) -> DevicePrecisionKey {
-    precision.to_string()
 }
 
 /// Low enough that training is smooth: at ten times this rate two runs in fp32 and f64 on the host part ways too.
@@ -215,7 +209,7 @@ fn equal(a: &Snapshot, b: &Snapshot) -> Result<bool> {
     Ok(a.weights.len() == b.weights.len() && a.state.len() == b.state.len() && a.steps == b.steps)
 }
 
-fn repeats(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
+fn repeats(gpu: Gpu, precision: Precision) -> Result<Check> {
     let run = || train(&small_model(), Device::Cuda(gpu), precision, 0, 20, None);
     let ((losses, a), (_, b)) = (run()?, run()?);
     let same = equal(&a, &b)?;
@@ -227,7 +221,7 @@ fn repeats(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
     Ok(Check::new(format!("device: {} repeats bit for bit", name_of(precision)), same, detail))
 }
 
-fn resumes(gpu: Gpu, precision: Precision, _seed: u64) -> Result<Check> {
+fn resumes(gpu: Gpu, precision: Precision) -> Result<Check> {
     let device = Device::Cuda(gpu);
     let (_, whole) = train(&small_model(), device, precision, 0, 20, None)?;
     let (_, half) = train(&small_model(), device, precision, 0, 9, None)?;
@@ -249,7 +243,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// fp32 on both devices: the same losses, but for rounding.
-fn same_training(gpu: Gpu, _seed: u64) -> Result<Check> {
+fn same_training(gpu: Gpu) -> Result<Check> {
     let (host, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None)?;
     let (device, _) = train(&small_model(), Device::Cuda(gpu), Precision::Full, 0, STEPS, None)?;
     let (first, worst) = (apart(&host[..1], &device[..1]), apart(&host, &device));
@@ -264,7 +258,7 @@ fn same_training(gpu: Gpu, _seed: u64) -> Result<Check> {
 }
 
 /// bf16 beside fp32 on the GPU.
-fn precision_training(gpu: Gpu, _seed: u64) -> Result<Check> {
+fn precision_training(gpu: Gpu) -> Result<Check> {
     let device = Device::Cuda(gpu);
     let mut detail = Vec::new();
     let mut good = true;
