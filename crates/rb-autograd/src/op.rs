@@ -1,6 +1,7 @@
 //! The operation trait and the one place where device and element type select an implementation.
 
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor, TensorError};
 
 use crate::cuda;
@@ -110,7 +111,8 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
     if tape.checks_finite() {
         check_finite::<O>(tape.count_operation(), &y)?;
     }
-    if !inputs.iter().any(|v| v.requires_grad()) {
+    let detached = O::NAME == "rope" && active(Defect::OperationWithoutBackward);
+    if detached || !inputs.iter().any(|v| v.requires_grad()) {
         return Ok(tape.var(Source::Constant, y));
     }
     let sources = inputs.iter().map(|v| v.source).collect();
@@ -147,6 +149,9 @@ fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::
 }
 
 fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    if O::NAME == "rms_norm" && active(Defect::BackwardReturnsNothing) {
+        return Ok(());
+    }
     match (dy.device(), dy.dtype()) {
         (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
         (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
@@ -258,6 +263,9 @@ impl<'g> BackwardState<'g> {
         while let Some(node) = nodes.pop() {
             let Some(dy) = state.nodes.pop().flatten() else { continue };
             let op = node.backward.name();
+            if active(Defect::MemoryRetained) {
+                std::mem::forget(dy.clone());
+            }
             let mut sinks = GradSinks {
                 op,
                 written: vec![false; node.sources.len()],
@@ -284,6 +292,7 @@ impl<'g> BackwardState<'g> {
             Source::Node(i) => &mut self.nodes[i],
         };
         *slot = Some(match slot.take() {
+            Some(_) if active(Defect::SecondReaderReplacesFirst) => grad,
             Some(old) => add(old, &grad)?,
             None => grad,
         });

@@ -3,6 +3,7 @@
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::rope::RopeTable;
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 use rb_tensor::Tensor;
 
 use crate::{Linear, LlamaConfig, Result, RmsNorm};
@@ -57,9 +58,15 @@ impl SelfAttention {
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
         let (batch, len) = (x.shape()[0], x.shape()[1]);
         let (h, g, d) = (self.heads, self.kv_heads, self.head_dim);
-        let scale = 1.0 / (d as f64).sqrt();
+        let scale = if active(Defect::ScoresNotScaled) { 1.0 } else { 1.0 / (d as f64).sqrt() };
         let qkv = ops::reshape(&self.qkv.forward(tape, x)?, [batch, len, h + 2 * g, d])?;
         let y = match &self.qk_norm {
+            None if active(Defect::FusedPathNeverRan) => {
+                let heads = |start, count| ops::slice(&qkv, 2, start, count);
+                let q = ops::rope(&heads(0, h)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&heads(h, g)?, cx.positions, cx.rope, g)?;
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, scale)?
+            }
             None => {
                 let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
                 ops::attention_packed(&rotated, h, g, cx.mask, scale)?

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamStore};
+use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamEntry, ParamStore};
+use rb_planted::{Defect, active};
 use rb_tensor::{Arena, DType, ShapeError, Tensor};
 
 use crate::cuda::CudaState;
@@ -126,10 +127,12 @@ impl<const N: usize> State<N> {
             GradScale::Fixed(factor) => (factor, f64::NAN),
             GradScale::Clip { max_norm, loss } => {
                 let norm = grads.global_norm()?;
-                if !norm.is_finite() || !loss.item()?.is_finite() {
+                let finite = norm.is_finite() && loss.item()?.is_finite();
+                if !finite && !active(Defect::NonFiniteStepApplied) {
                     return Ok(Tensor::scalar(norm));
                 }
-                (crate::clip_coefficient(norm, max_norm), norm)
+                let factor = crate::clip_coefficient(norm, max_norm);
+                (factor, if active(Defect::NormAfterClipping) { norm * factor } else { norm })
             }
         };
         match params.arena().dtype() {
@@ -232,9 +235,14 @@ fn take<'a, T>(rest: &mut &'a mut [T], gap: usize, len: usize) -> &'a mut [T] {
 
 /// Trainable elements in order, as `(decay, range)`; neighbours of one kind are joined.
 fn ranges(layout: &Layout) -> Vec<(bool, Range<usize>)> {
-    let trainable = layout.parts().filter(|(entry, _)| entry.trainable);
+    let all = active(Defect::FrozenParameterMoves);
+    let trainable = layout.parts().filter(|(entry, _)| entry.trainable || all);
+    let decays = |e: &ParamEntry| e.decay || active(Defect::DecayOnNorms);
     let mut parts: Vec<(bool, Range<usize>)> =
-        trainable.map(|(e, p)| (e.decay, p.offset..p.offset + p.shape.numel())).collect();
+        trainable.map(|(e, p)| (decays(e), p.offset..p.offset + p.shape.numel())).collect();
+    if active(Defect::OptimizerSkipsParameter) {
+        parts.pop();
+    }
     parts.sort_by_key(|(_, range)| range.start);
     let mut joined: Vec<(bool, Range<usize>)> = Vec::new();
     for (decay, range) in parts {

@@ -8,6 +8,7 @@
 //! | [`plan`] | what a step needs of a GPU, without one |
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
+//! | [`verify`] | checks of the loop's parts |
 //! | [`observe`] | metrics, TensorBoard, progress, report |
 
 pub mod checkpoint;
@@ -21,6 +22,7 @@ mod resume;
 pub mod run_dir;
 pub mod step;
 pub mod trainer;
+pub mod verify;
 
 pub use config::{Config, Override};
 pub use device::select as select_device;

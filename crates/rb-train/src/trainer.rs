@@ -206,7 +206,8 @@ impl Trainer {
     }
 
     /// Checks the model before any step is paid for: the gradient-flow arbiter, causality, position
-    /// sensitivity and the initial loss.
+    /// sensitivity and the initial loss; that the data leave no token out and repeat none, and that no learning rate
+    /// is zero.
     ///
     /// # Errors
     /// [`TrainError::Gate`] with the checks that refused.
@@ -223,12 +224,19 @@ impl Trainer {
                 reason: format!("the model was refused before training: {refusal}"),
             });
         }
+        let loop_report = crate::verify::before_training(&self.config, &mut self.loader)?;
+        if let Some(refusal) = loop_report.refusal() {
+            return Err(TrainError::Gate {
+                reason: format!("the run was refused before training: {refusal}"),
+            });
+        }
         self.observer.say(&format!(
             "model: {} parameters on {device}; {}{}",
             crate::observe::grouped(self.params.layout().num_parameters() as u64),
             report.summary(),
             if frozen.is_empty() { String::new() } else { format!("; frozen: {}", frozen.join(", ")) }
         ));
+        self.observer.say(&format!("data and rates: {}", loop_report.summary()));
         Ok(())
     }
 
@@ -524,7 +532,8 @@ pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()>
     Ok(())
 }
 
-fn schedule(config: &Config) -> Schedule {
+/// The schedule of a config.
+pub(crate) fn schedule(config: &Config) -> Schedule {
     let t = &config.train;
     let (peak, floor, warmup, total) = (t.learning_rate, t.min_learning_rate, t.warmup_steps, t.max_steps);
     match t.lr_scheduler_type {

@@ -13,7 +13,7 @@ use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
 use crate::suite::verify_variants_on;
-use crate::{Check, Report, Result};
+use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
 /// Every kernel, with its constants, that the cases of the registry and a small model's training launch on a card
 /// of this compute capability: found on a dry run.
@@ -56,6 +56,7 @@ pub fn verify_device(gpu: Gpu, seed: u64, quick: bool, progress: &mut dyn FnMut(
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
+        push(&mut report, small_model_checks(gpu, precision, seed)?);
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
     }
@@ -65,6 +66,19 @@ pub fn verify_device(gpu: Gpu, seed: u64, quick: bool, progress: &mut dyn FnMut(
     }
     push(&mut report, one(kernels_ran(gpu, &expected)));
     Ok(report)
+}
+
+/// Gradients against f64 on the host, and the optimizer against its formula.
+fn small_model_checks(gpu: Gpu, precision: Precision, seed: u64) -> Result<Report> {
+    let mut builder = ParamBuilder::default();
+    let model = CausalLm::init(&small_model(), &mut builder)?;
+    let mut params = builder.build(&Rng::new(seed), Device::Cuda(gpu))?;
+    params.set_precision(precision)?;
+    let mut report = one(gradients_follow_f64(&model, &params, seed)?);
+    report.checks.extend(optimizer_follows_formula(&model, &mut params, seed)?);
+    let mut scoped = Report::default();
+    scoped.extend(&format!("device: {}", name_of(precision)), report);
+    Ok(scoped)
 }
 
 fn one(check: Check) -> Report {
