@@ -34,7 +34,7 @@ mod unfused;
 mod work;
 
 pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
-pub use device::{kernel_units, verify_device};
+pub use device::{Extent, kernel_units, verify_device};
 pub use error::{Result, VerifyError};
 pub use gates::loss_gates;
 pub use independence::independence;

@@ -230,7 +230,7 @@ fn on_host() -> Result<Found, String> {
 fn on_gpu() -> Result<Found, String> {
     let options = GpuOptions { poison: true, ..GpuOptions::default() };
     let gpu = Gpu::open(0, &options).map_err(|e| e.to_string())?;
-    let report = rb_verify::verify_device(gpu, SEED, true, &mut |_| {}).map_err(|e| e.to_string())?;
+    let report = rb_verify::verify_device(gpu, SEED, rb_verify::Extent::Quick, &mut |_| {}).map_err(|e| e.to_string())?;
     let mut found = Found::default();
     found.add("the GPU", report);
     Ok(found)
