@@ -15,6 +15,7 @@
 //! | `work.rs` | memory, launches and copies of a step, recomputation |
 //! | `suite.rs` | all checks over all model variants |
 //! | `device.rs` | a GPU against the host: operations, training, repeatability, resume, kernels that ran |
+//! | `run_gate.rs` | no figure of a run whose loss is not finite or does not fall |
 //! | `gates.rs` | runs that must be refused are refused |
 
 mod arbiter;
@@ -27,6 +28,7 @@ mod language_model;
 mod model;
 mod reference;
 mod report;
+mod run_gate;
 mod slopes;
 mod stepping;
 mod suite;
@@ -42,6 +44,7 @@ pub use language_model::LanguageModel;
 pub use model::{causality, initial_loss, overfit, position_sensitivity, tied_weights};
 pub use reference::follows_formulas;
 pub use report::{Check, Report};
+pub use run_gate::{Figure, Pass, Refusal, RunGate, Verdict};
 pub use slopes::{accumulation, gradients_are_slopes, gradients_follow_f64};
 pub use stepping::{optimizer_follows_formula, schedule_keeps_its_promises};
 pub use suite::{

@@ -41,7 +41,7 @@ pub fn gradients_are_slopes(model: &dyn LanguageModel, params: &ParamStore, seed
     let stride = parts.len().div_ceil(MOST_PARTS).max(1);
     let single = (0..parts.len()).step_by(stride).map(|i| i..i + 1);
     // One more direction moves everything, whatever was left out.
-    let groups: Vec<_> = single.chain([0..parts.len()]).collect();
+    let groups: Vec<_> = single.chain(std::iter::once(0..parts.len())).collect();
     for group in &groups {
         let direction: Vec<Vec<f64>> =
             parts[group.clone()].iter().map(|(_, _, grad)| direction(grad, &mut rng)).collect();

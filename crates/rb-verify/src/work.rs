@@ -5,7 +5,7 @@ use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
 use rb_cuda::{Gpu, GpuOptions};
 use rb_nn::{CausalLm, LlamaConfig, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
-use rb_tensor::{DType, Device, Rng};
+use rb_tensor::{DType, Device};
 
 use crate::batches::packed_documents;
 use crate::{Check, Result};
@@ -116,11 +116,4 @@ pub fn recomputation(model: &CausalLm, params: &ParamStore, seed: u64) -> Result
         ),
     };
     Ok(Check::new("recomputation keeps less", less && same, detail))
-}
-
-/// A new store and model of a config, for checks that change weights.
-pub(crate) fn fresh(config: &LlamaConfig, seed: u64) -> Result<(CausalLm, ParamStore)> {
-    let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(config, &mut builder)?;
-    Ok((model, builder.build(&Rng::new(seed), Device::Cpu)?))
 }

@@ -117,7 +117,11 @@ pub(super) fn epochs_are_complete(seed: u64) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     for mask in [false, true] {
         let mut loader = loader(&documents, seed, true, mask)?;
-        let name = if mask { "every token once an epoch, documents kept apart" } else { "every token once an epoch" };
+        let name = if mask {
+            "every token once an epoch, documents kept apart"
+        } else {
+            "every token once an epoch"
+        };
         checks.push(coverage(name, &mut loader));
     }
     Ok(checks)

@@ -82,7 +82,8 @@ impl Drop for Scratch {
 
 /// Checks that weights, moments, count of steps and place in the data all pass through a checkpoint.
 pub(super) fn resumes_bit_for_bit(seed: u64) -> Result<Vec<Check>> {
-    let documents: Vec<Vec<u32>> = (0..9).map(|d| (0..11 + d).map(|i| (i * 7 + d * 3) % 49).collect()).collect();
+    let documents: Vec<Vec<u32>> =
+        (0..9).map(|d| (0..11 + d).map(|i| (i * 7 + d * 3) % 49).collect()).collect();
     let data = Arc::new(TokenData::from_documents(&documents, 50, 49)?);
     let text = ["one river and one boat", "the boat is on the river"].map(|t| Ok(t.to_string()));
     let settings = TokenizerConfig { vocab_size: 260, ..TokenizerConfig::default() };
@@ -128,12 +129,6 @@ fn save(folder: &Path, run: &Run, tokenizer: &Tokenizer) -> Result<PathBuf> {
     let state = TrainerState::new(SAVED, SAVED * 24, 0, run.adam.steps_done()?, run.loader.state());
     checkpoint::save(
         folder,
-        &Contents {
-            model: &run.model,
-            params: &run.params,
-            optimizer: &run.adam,
-            state: &state,
-            tokenizer,
-        },
+        &Contents { model: &run.model, params: &run.params, optimizer: &run.adam, state: &state, tokenizer },
     )
 }

@@ -73,14 +73,8 @@ pub(super) fn unequal_rows(seed: u64) -> Result<Vec<Check>> {
         let mut params = params.to_dtype(DType::F64)?.to_device(Device::Cpu)?;
         let mut grads = GradStore::new(&params)?;
         let mut adam = AdamW::new(AdamWConfig::default(), &params)?;
-        let loss = forward_backward(
-            &model,
-            &params,
-            &mut grads,
-            &batches(seed, rows),
-            false,
-            LossTerms::default(),
-        )?;
+        let loss =
+            forward_backward(&model, &params, &mut grads, &batches(seed, rows), false, LossTerms::default())?;
         let norm = adam.clipped_step(&mut params, &mut grads, 1e-2, 0.1, &loss)?;
         Ok((loss.item()?, norm.item()?, params.arena().as_slice::<f64>()?.to_vec()))
     };
@@ -106,10 +100,13 @@ pub(super) fn unequal_rows(seed: u64) -> Result<Vec<Check>> {
     for rows in [1, 2, 4, 8] {
         let (loss, tokens) = evaluate(&model, &params, batches(seed, rows).into_iter(), false)?;
         if off(loss, truth) > TOLERANCE || tokens != labels as u64 {
-            problem = Some(format!("{rows} rows at a time: {loss:.6} over {tokens}, expected {truth:.6} over {labels}"));
+            problem = Some(format!(
+                "{rows} rows at a time: {loss:.6} over {tokens}, expected {truth:.6} over {labels}"
+            ));
         }
     }
-    let detail = problem.clone().unwrap_or_else(|| format!("{truth:.6} over {labels} labels for every batch size"));
+    let detail =
+        problem.clone().unwrap_or_else(|| format!("{truth:.6} over {labels} labels for every batch size"));
     checks.push(Check::new("held-out loss", problem.is_none(), detail));
     Ok(checks)
 }

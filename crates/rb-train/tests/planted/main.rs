@@ -73,14 +73,17 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    if let Some(missing) = Defect::ALL.iter().find(|d| TABLE.iter().filter(|e| e.defect == **d).count() != 1) {
+    if let Some(missing) = Defect::ALL.iter().find(|d| TABLE.iter().filter(|e| e.defect == **d).count() != 1)
+    {
         eprintln!("error: {missing:?} is not in the table once");
         return ExitCode::FAILURE;
     }
     let started = Instant::now();
-    let mut names: Vec<String> = std::iter::once(NOTHING.to_string()).chain(TABLE.iter().map(name_of)).collect();
+    let mut names: Vec<String> =
+        std::iter::once(NOTHING.to_string()).chain(TABLE.iter().map(name_of)).collect();
     if options.cuda {
-        let in_kernel = |name: &String| name == NOTHING || TABLE.iter().any(|e| e.in_kernel && name_of(e) == *name);
+        let in_kernel =
+            |name: &String| name == NOTHING || TABLE.iter().any(|e| e.in_kernel && name_of(e) == *name);
         names.retain(in_kernel);
     }
     names.retain(|name| options.only.is_empty() || name == NOTHING || options.only.contains(name));
@@ -90,7 +93,8 @@ fn main() -> ExitCode {
     println!("{} defects, {:.0} s", rows.len().saturating_sub(1), started.elapsed().as_secs_f64());
     if let Some(path) = &options.json {
         let program = std::env::current_exe().unwrap_or_default();
-        let report = json!({ "program": program, "device": if options.cuda { "cuda" } else { "cpu" }, "rows": rows });
+        let report =
+            json!({ "program": program, "device": if options.cuda { "cuda" } else { "cpu" }, "rows": rows });
         if let Err(error) = std::fs::write(path, format!("{report:#}\n")) {
             eprintln!("error: {}: {error}", path.display());
             return ExitCode::FAILURE;
@@ -109,7 +113,8 @@ fn in_children(names: &[String], cuda: bool) -> Vec<Value> {
         let runs: Vec<_> = (0..processes)
             .map(|i| {
                 // On a card each defect has a process of its own: kernels that were loaded stay loaded.
-                let lists = if cuda { share(i).into_iter().map(|n| vec![n]).collect() } else { vec![share(i)] };
+                let lists =
+                    if cuda { share(i).into_iter().map(|n| vec![n]).collect() } else { vec![share(i)] };
                 scope.spawn(move || lists.iter().flat_map(|list| child(list, cuda)).collect::<Vec<Value>>())
             })
             .collect();
@@ -156,9 +161,10 @@ fn examine(name: &str, cuda: bool) -> Value {
         _ if cuda => on_gpu(),
         _ => on_host(),
     };
-    let found = std::panic::catch_unwind(run)
-        .unwrap_or_else(|_| Err("a check panicked".to_string()))
-        .unwrap_or_else(|error| Found { stage: "a check", failed: vec![format!("could not run: {error}")], checks: 0 });
+    let found =
+        std::panic::catch_unwind(run).unwrap_or_else(|_| Err("a check panicked".to_string())).unwrap_or_else(
+            |error| Found { stage: "a check", failed: vec![format!("could not run: {error}")], checks: 0 },
+        );
     let reached = planted.is_none_or(|p| p.reached());
     let on_paper = entry.is_some_and(|e| e.in_kernel) && !cuda;
     let caught = !found.failed.is_empty();
@@ -201,7 +207,12 @@ impl Found {
     fn add(&mut self, stage: &'static str, report: Report) -> bool {
         self.stage = stage;
         self.checks += report.checks.len();
-        self.failed = report.checks.into_iter().filter(|c| !c.passed).map(|c| format!("{}: {}", c.name, c.detail)).collect();
+        self.failed = report
+            .checks
+            .into_iter()
+            .filter(|c| !c.passed)
+            .map(|c| format!("{}: {}", c.name, c.detail))
+            .collect();
         !self.failed.is_empty()
     }
 }
@@ -230,7 +241,8 @@ fn on_host() -> Result<Found, String> {
 fn on_gpu() -> Result<Found, String> {
     let options = GpuOptions { poison: true, ..GpuOptions::default() };
     let gpu = Gpu::open(0, &options).map_err(|e| e.to_string())?;
-    let report = rb_verify::verify_device(gpu, SEED, rb_verify::Extent::Quick, &mut |_| {}).map_err(|e| e.to_string())?;
+    let report = rb_verify::verify_device(gpu, SEED, rb_verify::Extent::Quick, &mut |_| {})
+        .map_err(|e| e.to_string())?;
     let mut found = Found::default();
     found.add("the GPU", report);
     Ok(found)
