@@ -9,17 +9,21 @@
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
 //! | [`verify`] | checks of the loop's parts |
+//! | [`guard`] | spikes of loss and gradient norm |
+//! | [`statistics`] | sizes of activations, gradients and weights by layer |
 //! | [`observe`] | metrics, TensorBoard, progress, report |
 
 pub mod checkpoint;
 pub mod config;
 mod device;
 mod error;
+pub mod guard;
 pub mod observe;
 pub mod plan;
 pub mod prepare;
 mod resume;
 pub mod run_dir;
+pub mod statistics;
 pub mod step;
 pub mod trainer;
 pub mod verify;

@@ -8,7 +8,7 @@ use rb_nn::{CausalLm, ModelInput, NnError};
 use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Tensor};
 
-use crate::Result;
+use crate::{Result, TrainError};
 
 /// Terms of the training loss besides cross entropy.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -115,16 +115,54 @@ pub fn find_non_finite(
             return Ok(Some(format!("weight {}", part.name)));
         }
     }
+    let tape = Tape::inference(params).checked();
+    match loss_on(model, &tape, batches, document_mask, terms) {
+        Err(TrainError::Nn(NnError::Autograd(found @ AutogradError::NonFinite { .. }))) => {
+            Ok(Some(found.to_string()))
+        }
+        other => other.map(|()| None),
+    }
+}
+
+/// The forward passes of `batches` on a tape that records nothing.
+pub(crate) fn loss_on<'t>(
+    model: &CausalLm,
+    tape: &'t Tape<'t>,
+    batches: &[Batch],
+    document_mask: bool,
+    terms: LossTerms,
+) -> Result<()> {
     let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    for batch in batches {
+        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, tape.device())?;
+        model.loss(tape, &input, &labels, &options)?;
+    }
+    Ok(())
+}
+
+/// Forward and backward of `batches` once more, stopped at the first gradient in the order of backward that is not
+/// finite: the operation it arrived at, or the parameter it belongs to.
+pub fn find_non_finite_in_backward(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    batches: &[Batch],
+    document_mask: bool,
+    terms: LossTerms,
+) -> Result<Option<String>> {
+    let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    grads.mark_stale();
     for batch in batches {
         let (input, labels) =
             model_input(batch, document_mask, model.config().vocab_size, params.arena().device())?;
-        let tape = Tape::inference(params).checked();
-        match model.loss(&tape, &input, &labels, &options) {
-            Err(NnError::Autograd(found @ AutogradError::NonFinite { .. })) => {
-                return Ok(Some(found.to_string()));
-            }
-            other => other.map(drop)?,
+        let tape = Tape::new(params).checked();
+        let loss = model.loss(&tape, &input, &labels, &options)?;
+        match tape.backward(&loss, grads) {
+            Err(
+                found @ (AutogradError::NonFiniteGradient { .. }
+                | AutogradError::NonFiniteParameterGradient { .. }),
+            ) => return Ok(Some(found.to_string())),
+            other => drop(other?),
         }
     }
     Ok(None)
