@@ -20,6 +20,9 @@ use crate::{OptimError, Result};
 /// Elements of one parallel task: four arrays of this many f32 fit in a second-level cache.
 const TASK_ELEMENTS: usize = 16 * 1024;
 
+/// Steps of one process in which a parameter's gradient may be nothing but zeros.
+const PATIENCE: u64 = 16;
+
 /// The formula of an optimizer with `N` state arrays, on equally long slices.
 pub(crate) trait Update<const N: usize>: Sync {
     fn update<T: Float>(
@@ -59,6 +62,10 @@ pub(crate) struct State<const N: usize> {
     /// Steps done on the host; on a GPU the device counts.
     pub(crate) steps: u64,
     pub(crate) halt: bool,
+    /// Parts, in the order of the layout, that have had a gradient other than zero.
+    alive: Vec<bool>,
+    /// Steps since this was made.
+    seen: u64,
     cuda: Option<CudaState>,
 }
 
@@ -76,7 +83,8 @@ impl<const N: usize> State<N> {
         // INVARIANT: the loop pushed one arena a name, and there are N names.
         let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
         let cuda = weights.device().gpu().map(CudaState::new).transpose()?;
-        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, cuda })
+        let alive = vec![false; layout.parts().count()];
+        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, alive, seen: 0, cuda })
     }
 
     /// Everything that may forbid a step, checked before anything changes.
@@ -135,6 +143,7 @@ impl<const N: usize> State<N> {
                 (factor, if active(Defect::NormAfterClipping) { norm * factor } else { norm })
             }
         };
+        self.refuse_dead_parameters(grads)?;
         match params.arena().dtype() {
             DType::F64 => self.apply_typed::<f64>(update, factor, params, grads)?,
             _ => self.apply_typed::<f32>(update, factor, params, grads)?,
@@ -142,6 +151,26 @@ impl<const N: usize> State<N> {
         grads.mark_stale();
         self.steps += 1;
         Ok(Tensor::scalar(norm))
+    }
+
+    /// A parameter that is read and yet gets zeros alone, step after step, will never learn: it is behind a factor of
+    /// zero, a dead activation or rows that nothing looks at. On a GPU gradients are not looked at here.
+    fn refuse_dead_parameters(&mut self, grads: &GradStore) -> Result<()> {
+        self.seen += 1;
+        let mut dead = Vec::new();
+        for ((entry, part), alive) in self.layout.parts().zip(&mut self.alive) {
+            if !*alive && entry.trainable {
+                *alive = grads.part(&part.name)?.is_some_and(|grad| has_a_value(&grad));
+            }
+            if !*alive && entry.trainable && self.seen >= PATIENCE {
+                dead.push(part.name.clone());
+            }
+        }
+        if dead.is_empty() {
+            Ok(())
+        } else {
+            Err(OptimError::DeadParameters { names: dead, steps: self.seen })
+        }
     }
 
     /// Steps done, whoever counts them.
@@ -223,6 +252,14 @@ impl<const N: usize> State<N> {
             Some(cuda) => cuda.set_steps(steps_done),
             None => Ok(()),
         }
+    }
+}
+
+/// Whether any element is not zero; the search ends at the first.
+fn has_a_value(grad: &Tensor) -> bool {
+    match grad.dtype() {
+        DType::F64 => grad.as_slice::<f64>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
+        _ => grad.as_slice::<f32>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rb_autograd::{GradStore, ParamStore, Precision};
 use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule};
-use rb_tensor::{DType, Device, Tensor, bf16};
+use rb_tensor::{DType, Device, Tensor};
 
 use crate::batches::random_batch;
 use crate::model::backward;
@@ -108,8 +108,8 @@ fn stale_working_copy(params: &ParamStore) -> Result<Option<String>> {
         let id = params.id(&part.name)?;
         let start = part.offset - entry.offset;
         let copy = values(&params.tensor(id)?)?[start..][..part.shape.numel()].to_vec();
-        let weights = values(&params.part(&part.name)?)?;
-        if copy.iter().zip(&weights).any(|(c, w)| *c != bf16::from_f64(*w).to_f64()) {
+        let rounded = params.part(&part.name)?.to_device(Device::Cpu)?.to_dtype(DType::BF16)?;
+        if copy != values(&rounded)? {
             return Ok(Some(part.name.clone()));
         }
     }
