@@ -7,8 +7,8 @@ use rb_verify::{Figure, Refusal, RunGate, Verdict};
 use crate::Result;
 use crate::config::Config;
 use crate::observe::{
-    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, Progress, Record, Report, TensorBoardWriter,
-    TrainRecord, now_unix_ms, resident_bytes,
+    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, ObserveError, Progress, Record, Report,
+    TensorBoardWriter, TrainRecord, now_unix_ms, resident_bytes,
 };
 use crate::run_dir::RunDir;
 
@@ -97,7 +97,10 @@ impl Observer {
         let tokens_per_s = n.step_tokens as f64 / elapsed;
         self.gate.record(n.loss);
         let pass = self.gate.pass().ok();
-        let figure = |name, value| pass.map(|pass| Figure::new(&pass, name, value)).transpose();
+        let figure = |name, value| {
+            let figure = pass.map(|pass| Figure::new(&pass, name, value)).transpose();
+            figure.map_err(ObserveError::from)
+        };
         let record = TrainRecord {
             step: n.step,
             tokens: n.tokens,

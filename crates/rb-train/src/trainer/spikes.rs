@@ -62,7 +62,8 @@ impl Trainer {
         self.rollbacks += 1;
         // Steps that were enqueued meanwhile started from the weights that are given up.
         while let Some(later) = self.pending.pop_front() {
-            (later.loss.wait()?, later.grad_norm.wait()?);
+            later.loss.wait()?;
+            later.grad_norm.wait()?;
         }
         let state = checkpoint::read_state(&found.path)?;
         checkpoint::restore(&found.path, &state, &mut self.params, self.optimizer.as_mut())?;
