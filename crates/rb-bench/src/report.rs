@@ -16,7 +16,7 @@ pub const FLOP_FORMULA: &str = "6 N + 6 L T H D a token: N elements of all matri
 pub struct Report {
     /// Proof of the gate.
     #[serde(skip)]
-    pub pass: Pass,
+    pub _pass: Pass,
     /// Tokens of a step by the median time of a step.
     pub tokens_per_s: f64,
     /// Median time of a timed step.

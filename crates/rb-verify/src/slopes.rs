@@ -119,6 +119,8 @@ pub fn gradients_follow_f64(model: &dyn LanguageModel, params: &ParamStore, seed
     // bf16 keeps 8 bits, and a gradient that is a small difference of large terms keeps fewer.
     let limit = if params.precision() == Precision::Full { 1e-3 } else { 0.3 };
     let (mut worst, mut name) = (0.0f64, String::new());
+    // A part whose gradient is far below all others is a small difference of large terms, and moves little.
+    let least = 1e-4 * truth.global_norm()?;
     for (entry, part) in params.layout().parts().filter(|(e, _)| e.trainable) {
         debug_assert!(entry.trainable);
         let values = |grads: &GradStore| -> Result<Option<Vec<f64>>> {
@@ -129,7 +131,7 @@ pub fn gradients_follow_f64(model: &dyn LanguageModel, params: &ParamStore, seed
             (Some(mine), Some(truth)) => {
                 let norm = truth.iter().map(|x| x * x).sum::<f64>().sqrt();
                 let error = mine.iter().zip(&truth).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-                error / norm.max(1e-9)
+                error / norm.max(least)
             }
             _ => f64::NAN,
         };
