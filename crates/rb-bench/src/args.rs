@@ -10,7 +10,13 @@ use rb_train::config::{Config, DataSection, RunSection, TokenizerSection, TrainS
 
 /// Times training steps of a Llama-style model; no speed is shown unless the loss is finite and falls.
 #[derive(Parser, Debug, Clone)]
-#[command(name = "bench", version, args_override_self = true, max_term_width = 100)]
+#[command(
+    name = "bench",
+    version,
+    args_override_self = true,
+    max_term_width = 100,
+    after_help = "bench attention --help: the speed of attention alone."
+)]
 pub struct Args {
     /// Width of the model.
     #[arg(long, default_value_t = 192)]

@@ -12,6 +12,7 @@ use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
+use crate::attention::verify_attention;
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result};
 
@@ -76,6 +77,9 @@ pub fn verify_device(
         if !(comparisons.is_empty() && extent == Extent::Cover) {
             push(&mut report, one(operation(op.name, &(op.cases)(), &comparisons, gpu, seed)));
         }
+    }
+    if extent != Extent::Cover {
+        push(&mut report, verify_attention(gpu, seed, !full)?);
     }
     for precision in precisions() {
         if full {
