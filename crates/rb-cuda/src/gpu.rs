@@ -294,10 +294,13 @@ impl Gpu {
             });
         }
         for arg in &launch.args {
-            if let Arg::Buffer(buffer, offset) = arg {
-                buffer.check(*offset, 0)?;
-                debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
-            }
+            let (buffer, offset, bytes) = match arg {
+                Arg::Buffer(buffer, offset) => (buffer, *offset, 0),
+                Arg::Tiles(tiles) => (&tiles.buffer, tiles.offset_bytes, tiles.bytes()),
+                _ => continue,
+            };
+            buffer.check(offset, bytes)?;
+            debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
         }
         self.count(launch.unit.name);
         {

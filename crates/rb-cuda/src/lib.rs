@@ -33,7 +33,7 @@ pub use discover::{Component, Found, discover, probe};
 pub use error::{CudaError, Result};
 pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats, Reading};
 pub use inspect::{KernelReport, Resources, inspect_kernels};
-pub use kernel::{Arg, Kernel, Launch, Unit};
+pub use kernel::{Arg, Kernel, Launch, Tiles, Unit};
 pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};
 pub use memory::MemoryStats;
