@@ -194,6 +194,23 @@ fn paths(gpu: Gpu, head_dim: usize) -> Vec<AttentionPath> {
     AttentionPath::ALL.into_iter().filter(has).collect()
 }
 
+/// The tensor core kernels with the sizes that idle and full cards take, under the masks and options that need most
+/// registers, on a card of this capability.
+pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
+    let gpu = Gpu::dry(capability, &GpuOptions::default());
+    for d in [32, 64, 96, 128] {
+        for batch in [1, 64] {
+            let documents = Shape { mask: Mask::Documents, ..Shape::new(batch, 65, [12, 4], d) };
+            for shape in [documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+                for path in paths(gpu, d).into_iter().filter(|path| *path != AttentionPath::Plain) {
+                    run(gpu, &shape, path, &shape.inputs(0)?)?;
+                }
+            }
+        }
+    }
+    Ok(gpu.units())
+}
+
 /// The kernels of the comparison on a card of this capability, found on a dry run.
 fn units(capability: (u32, u32), quick: bool) -> Result<Vec<Unit>> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
@@ -517,6 +534,13 @@ mod tests {
             assert!(!verdict(&|x| x[part][64 * 32..].iter_mut().for_each(|x| *x = 0.0)), "row, part {part}");
             assert!(!verdict(&|x| x[part][7] = f64::NAN), "NaN, part {part}");
         }
+    }
+
+    #[test]
+    fn every_tile_is_listed_for_compilation() {
+        let units = tile_units((12, 0)).unwrap();
+        // Four head sizes, two loads, with and without options, three kernels; no two alike.
+        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_mma")).count(), 48);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
-use crate::attention::verify_attention;
+use crate::attention::{tile_units, verify_attention};
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result};
 
@@ -31,7 +31,9 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
-    gpu.units()
+    let mut units = gpu.units();
+    units.extend(tile_units(capability).unwrap_or_default());
+    units
 }
 
 /// How much of the checks of a GPU runs.

@@ -242,7 +242,7 @@ fn backward_q_tile(head_dim: usize, load: f64) -> Tile {
 
 /// Gradients of keys and values, the first that fits is taken. `load` is blocks of 64 keys to a multiprocessor:
 /// a block runs over all queries of all heads of its group, so few blocks leave a card idle and are shared by teams.
-/// A cap takes registers: two fragments of heads of 64 would spill.
+/// A cap takes registers: two fragments would spill with it.
 fn backward_kv_tiles(head_dim: usize, load: f64, capped: bool) -> &'static [Tile] {
     const D32_FEW: &[Tile] = &[tile(4, 1, 64, 1).keep().teams(2)];
     const D32_MANY: &[Tile] = &[tile(4, 2, 64, 2)];
@@ -259,7 +259,7 @@ fn backward_kv_tiles(head_dim: usize, load: f64, capped: bool) -> &'static [Tile
     const D128_MANY: &[Tile] = &[tile(4, 1, 32, 2)];
     let (few, some) = (load < 1.5, load < 3.0);
     match head_dim {
-        32 if load < 4.0 => D32_FEW,
+        32 if load < 4.0 || capped => D32_FEW,
         32 => D32_MANY,
         64 if few => D64_FEW,
         64 if some || capped => D64_SOME,
