@@ -124,7 +124,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let gpu = Gpu::open(0, &GpuOptions::default()).map_err(TensorError::from)?;
     let mut report = Report {
         card: gpu.info().name.clone(),
-        libraries: gpu.libraries().iter().map(ToString::to_string).collect(),
+        libraries: gpu.libraries().iter().map(|l| format!("{} {}", l.name, l.version)).collect(),
         n_heads: args.n_heads,
         n_kv_heads: args.n_kv_heads,
         mask: if args.full { "full" } else { "causal" },
