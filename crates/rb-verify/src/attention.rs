@@ -110,10 +110,7 @@ impl Shape {
             _ => {
                 let row = (0..self.len).map(|t| self.shown(t)).flat_map(|r| [r.start as i32, r.end as i32]);
                 let row: Vec<i32> = row.collect();
-                AttentionMask::Ranges(Tensor::from_vec(
-                    row.repeat(self.batch),
-                    [self.batch, self.len, 2],
-                )?)
+                AttentionMask::Ranges(Tensor::from_vec(row.repeat(self.batch), [self.batch, self.len, 2])?)
             }
         })
     }
@@ -173,7 +170,9 @@ fn shapes(quick: bool) -> Vec<Shape> {
         list.push(Shape { scores: Scores::Extreme, ..base });
         list.push(Shape { scores: Scores::Equal, ..base });
         // Enough blocks for the tiles of a full card, on short rows.
-        for (batch, mask) in [(12, Mask::Causal), (24, Mask::Causal), (64, Mask::Causal), (64, Mask::Documents)] {
+        for (batch, mask) in
+            [(12, Mask::Causal), (24, Mask::Causal), (64, Mask::Causal), (64, Mask::Documents)]
+        {
             list.push(Shape { mask, ..Shape::new(batch, 65, [12, 4], d) });
         }
         list.push(Shape::new(64, 65, [12, 12], d));
@@ -307,10 +306,9 @@ impl PathResult {
             self.comparisons += 1;
             let off = |x: &[f64]| -> Vec<f64> { x.iter().zip(&truth[i]).map(|(x, t)| x - t).collect() };
             let (mine, other) = (off(&got[i]), off(&naive[i]));
-            for (of, mine, other) in [
-                ("root mean square", rms(&mine), rms(&other)),
-                ("largest", largest(&mine), largest(&other)),
-            ] {
+            for (of, mine, other) in
+                [("root mean square", rms(&mine), rms(&other)), ("largest", largest(&mine), largest(&other))]
+            {
                 let budget = 2.0 * other + FLOOR * typical[i];
                 let part = mine / budget;
                 if part.is_nan() || part > 1.0 {
