@@ -109,14 +109,16 @@ fn one(check: Check) -> Report {
     Report { checks: vec![check] }
 }
 
-fn precisions() -> [Precision; 3] {
-    [Precision::Full, Precision::Bf16 { residual: DType::F32 }, Precision::Bf16 { residual: DType::BF16 }]
+fn precisions() -> [Precision; 4] {
+    let halves = Precision::MIXED.with_residual(DType::BF16).with_gradients(DType::BF16);
+    [Precision::Full, Precision::MIXED, Precision::MIXED.with_residual(DType::BF16), halves]
 }
 
 fn name_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Full => "fp32",
-        Precision::Bf16 { residual: DType::BF16 } => "bf16, bf16 residual",
+        Precision::Bf16 { gradients: DType::BF16, .. } => "bf16, bf16 residual and gradients",
+        Precision::Bf16 { residual: DType::BF16, .. } => "bf16, bf16 residual",
         Precision::Bf16 { .. } => "bf16",
     }
 }
