@@ -40,21 +40,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         load_tile<KEYS>(tiles_at, k, K_STRIDE, start, keys, threadIdx.x);
         load_tile<KEYS>(tiles_at + KEYS * PITCH, v, K_STRIDE, start, keys, threadIdx.x);
     }
-    // This lane's rows of each fragment: g and g + 8 of its 16.
-    Span mine[FRAGS][2];
+    // What row g + 8 h of a fragment sees; read again where it is needed, for want of registers.
+    const auto mine = [&](int m, int h) {
+        return visible(ranges, b, t0 + warp_row + 16 * m + 8 * h + g, queries, keys);
+    };
     // What some, and what every row of this warp sees.
     Span some = {keys, 0}, every = {0, keys};
 #pragma unroll
     for (int m = 0; m < FRAGS; m++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            mine[m][h] = visible(ranges, b, t0 + warp_row + 16 * m + 8 * h + g, queries, keys);
-            if (mine[m][h].hi > mine[m][h].lo) {
-                some.lo = min(some.lo, mine[m][h].lo);
-                some.hi = max(some.hi, mine[m][h].hi);
+            const Span span = mine(m, h);
+            if (span.hi > span.lo) {
+                some.lo = min(some.lo, span.lo);
+                some.hi = max(some.hi, span.hi);
             }
-            every.lo = max(every.lo, mine[m][h].lo);
-            every.hi = min(every.hi, mine[m][h].hi);
+            every.lo = max(every.lo, span.lo);
+            every.hi = min(every.hi, span.hi);
         }
     }
     some = warp_union(some);
@@ -127,12 +129,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int m = 0; m < FRAGS; m++) {
 #pragma unroll
-                for (int n = 0; n < KEYS / 8; n++) {
+                for (int h = 0; h < 2; h++) {
+                    const Span span = mine(m, h);
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const int key = s0 + n * 8 + c * 2 + e % 2;
-                        const Span span = mine[m][e / 2];
-                        if (key < span.lo || key >= span.hi) s[m][n][e] = -INFINITY_F;
+                    for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int key = s0 + n * 8 + c * 2 + e;
+                            if (key < span.lo || key >= span.hi) s[m][n][2 * h + e] = -INFINITY_F;
+                        }
                     }
                 }
             }
@@ -211,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             sum[m][h] += __shfl_xor_sync(FULL_WARP, sum[m][h], 1);
             sum[m][h] += __shfl_xor_sync(FULL_WARP, sum[m][h], 2);
             // A sum of 0 is a query that sees nothing.
-            const bool outside = mine[m][h].hi < 0, nothing = sum[m][h] == 0.0f;
+            const bool outside = mine(m, h).hi < 0, nothing = sum[m][h] == 0.0f;
             out[h] = outside ? NAN_F : nothing ? 0.0f : 1.0f / sum[m][h];
             const int t = t0 + warp_row + 16 * m + 8 * h + g;
             if (c == 0 && t < queries) {

@@ -113,7 +113,9 @@ pub fn bench(args: &Args) -> Result<()> {
     if args.repeats == 0 {
         return refuse("--repeats", "is 0; it must be at least 1".into());
     }
-    for (flag, values) in [("--batch", &args.batch), ("--seq-len", &args.seq_len), ("--head-dim", &args.head_dim)] {
+    for (flag, values) in
+        [("--batch", &args.batch), ("--seq-len", &args.seq_len), ("--head-dim", &args.head_dim)]
+    {
         if values.contains(&0) {
             return refuse(flag, "is 0; it must be at least 1".into());
         }
@@ -124,7 +126,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let gpu = Gpu::open(0, &GpuOptions::default()).map_err(TensorError::from)?;
     let mut report = Report {
         card: gpu.info().name.clone(),
-        libraries: gpu.libraries().iter().map(ToString::to_string).collect(),
+        libraries: gpu.libraries().iter().map(|l| format!("{} {}", l.name, l.version)).collect(),
         n_heads: args.n_heads,
         n_kv_heads: args.n_kv_heads,
         mask: if args.full { "full" } else { "causal" },
@@ -132,13 +134,19 @@ pub fn bench(args: &Args) -> Result<()> {
         rows: Vec::new(),
         version: env!("CARGO_PKG_VERSION"),
     };
-    println!("{}, {} query and {} key heads, {} mask", report.card, args.n_heads, args.n_kv_heads, report.mask);
+    println!(
+        "{}, {} query and {} key heads, {} mask",
+        report.card, args.n_heads, args.n_kv_heads, report.mask
+    );
     println!("head  tokens  batch  forward ms  TFLOP/s  backward ms  TFLOP/s  kernel");
     for &head_dim in &args.head_dim {
         for &seq_len in &args.seq_len {
             for &batch in &args.batch {
                 if batch.saturating_mul(seq_len) > args.max_tokens {
-                    println!("{head_dim:4}  {seq_len:6}  {batch:5}  left out: more than {} tokens", args.max_tokens);
+                    println!(
+                        "{head_dim:4}  {seq_len:6}  {batch:5}  left out: more than {} tokens",
+                        args.max_tokens
+                    );
                     continue;
                 }
                 let row = time(args, gpu, [batch, seq_len, head_dim])?;

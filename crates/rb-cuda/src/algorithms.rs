@@ -56,7 +56,12 @@ impl Problem<'_> {
             let settings = self.combinations(&algorithm);
             found.extend(spread(&settings, MOST_EXAMINED).filter_map(|setting| self.examine(setting)));
         }
-        spread(&found, most).copied().collect()
+        let mut chosen: Vec<Heuristic> = spread(&found, most).copied().collect();
+        // In no order, so that a search that ends early has seen some of everything.
+        chosen.sort_by_key(|h| {
+            h.algorithm.iter().fold(0u64, |hash, &w| (hash ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        });
+        chosen
     }
 
     fn algorithms(&self, key: &MatmulKey) -> Vec<Algorithm> {

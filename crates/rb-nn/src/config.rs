@@ -217,7 +217,8 @@ impl LlamaConfig {
                 return Err(wrong("sliding_window", window, "1 to 2147483647, or left out"));
             }
             if self.attention_bias && !self.use_qk_norm {
-                let rule = "left out: transformers has no such model with attention_bias, which needs use_qk_norm";
+                let rule =
+                    "left out: transformers has no such model with attention_bias, which needs use_qk_norm";
                 return Err(wrong("sliding_window", window, rule));
             }
         }
@@ -309,9 +310,7 @@ pub(crate) mod tests {
         assert!(message(|c| c.sliding_window = Some(0)).contains("sliding_window is 0"));
         let biased = message(|c| (c.sliding_window, c.attention_bias) = (Some(8), true));
         assert!(biased.contains("sliding_window is 8, expected left out: transformers has no such model"));
-        assert!(
-            message(|c| c.attn_logit_softcapping = Some(-1.0)).contains("attn_logit_softcapping is -1")
-        );
+        assert!(message(|c| c.attn_logit_softcapping = Some(-1.0)).contains("attn_logit_softcapping is -1"));
         let factor = |factor| Some(RopeScaling::Linear { factor });
         assert!(
             message(|c| c.rope_scaling = Some(RopeScaling::Linear { factor: f64::NAN })).contains("is NaN")

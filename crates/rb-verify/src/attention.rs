@@ -110,10 +110,7 @@ impl Shape {
             _ => {
                 let row = (0..self.len).map(|t| self.shown(t)).flat_map(|r| [r.start as i32, r.end as i32]);
                 let row: Vec<i32> = row.collect();
-                AttentionMask::Ranges(Tensor::from_vec(
-                    row.repeat(self.batch),
-                    [self.batch, self.len, 2],
-                )?)
+                AttentionMask::Ranges(Tensor::from_vec(row.repeat(self.batch), [self.batch, self.len, 2])?)
             }
         })
     }
@@ -173,7 +170,9 @@ fn shapes(quick: bool) -> Vec<Shape> {
         list.push(Shape { scores: Scores::Extreme, ..base });
         list.push(Shape { scores: Scores::Equal, ..base });
         // Enough blocks for the tiles of a full card, on short rows.
-        for (batch, mask) in [(12, Mask::Causal), (24, Mask::Causal), (64, Mask::Causal), (64, Mask::Documents)] {
+        for (batch, mask) in
+            [(12, Mask::Causal), (24, Mask::Causal), (64, Mask::Causal), (64, Mask::Documents)]
+        {
             list.push(Shape { mask, ..Shape::new(batch, 65, [12, 4], d) });
         }
         list.push(Shape::new(64, 65, [12, 12], d));
@@ -192,6 +191,23 @@ fn paths(gpu: Gpu, head_dim: usize) -> Vec<AttentionPath> {
         AttentionPath::Mma => mma_reason(gpu.info().capability, head_dim).is_none(),
     };
     AttentionPath::ALL.into_iter().filter(has).collect()
+}
+
+/// The tensor core kernels with the sizes that idle and full cards take, under the masks and options that need most
+/// registers, on a card of this capability.
+pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
+    let gpu = Gpu::dry(capability, &GpuOptions::default());
+    for d in [32, 64, 96, 128] {
+        for batch in [1, 64] {
+            let documents = Shape { mask: Mask::Documents, ..Shape::new(batch, 65, [12, 4], d) };
+            for shape in [documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+                for path in paths(gpu, d).into_iter().filter(|path| *path != AttentionPath::Plain) {
+                    run(gpu, &shape, path, &shape.inputs(0)?)?;
+                }
+            }
+        }
+    }
+    Ok(gpu.units())
 }
 
 /// The kernels of the comparison on a card of this capability, found on a dry run.
@@ -290,10 +306,9 @@ impl PathResult {
             self.comparisons += 1;
             let off = |x: &[f64]| -> Vec<f64> { x.iter().zip(&truth[i]).map(|(x, t)| x - t).collect() };
             let (mine, other) = (off(&got[i]), off(&naive[i]));
-            for (of, mine, other) in [
-                ("root mean square", rms(&mine), rms(&other)),
-                ("largest", largest(&mine), largest(&other)),
-            ] {
+            for (of, mine, other) in
+                [("root mean square", rms(&mine), rms(&other)), ("largest", largest(&mine), largest(&other))]
+            {
                 let budget = 2.0 * other + FLOOR * typical[i];
                 let part = mine / budget;
                 if part.is_nan() || part > 1.0 {
@@ -517,6 +532,13 @@ mod tests {
             assert!(!verdict(&|x| x[part][64 * 32..].iter_mut().for_each(|x| *x = 0.0)), "row, part {part}");
             assert!(!verdict(&|x| x[part][7] = f64::NAN), "NaN, part {part}");
         }
+    }
+
+    #[test]
+    fn every_tile_is_listed_for_compilation() {
+        let units = tile_units((12, 0)).unwrap();
+        // Four head sizes, two loads, with and without options, three kernels; no two alike.
+        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_mma")).count(), 48);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
-use crate::attention::verify_attention;
+use crate::attention::{tile_units, verify_attention};
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result};
 
@@ -31,7 +31,9 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
-    gpu.units()
+    let mut units = gpu.units();
+    units.extend(tile_units(capability).unwrap_or_default());
+    units
 }
 
 /// How much of the checks of a GPU runs.
@@ -107,14 +109,16 @@ fn one(check: Check) -> Report {
     Report { checks: vec![check] }
 }
 
-fn precisions() -> [Precision; 3] {
-    [Precision::Full, Precision::Bf16 { residual: DType::F32 }, Precision::Bf16 { residual: DType::BF16 }]
+fn precisions() -> [Precision; 4] {
+    let halves = Precision::MIXED.with_residual(DType::BF16).with_gradients(DType::BF16);
+    [Precision::Full, Precision::MIXED, Precision::MIXED.with_residual(DType::BF16), halves]
 }
 
 fn name_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Full => "fp32",
-        Precision::Bf16 { residual: DType::BF16 } => "bf16, bf16 residual",
+        Precision::Bf16 { gradients: DType::BF16, .. } => "bf16, bf16 residual and gradients",
+        Precision::Bf16 { residual: DType::BF16, .. } => "bf16, bf16 residual",
         Precision::Bf16 { .. } => "bf16",
     }
 }

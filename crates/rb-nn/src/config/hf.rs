@@ -16,12 +16,13 @@ impl LlamaConfig {
     /// scores nobody's, everything else Llama's. Rotary settings are written in both forms: `rope_theta` with
     /// `rope_scaling`, and version 5's `rope_parameters`.
     pub fn to_json_value(&self) -> Value {
-        let (model_type, architecture) = match (self.attn_logit_softcapping, self.use_qk_norm, self.sliding_window) {
-            (Some(_), _, _) => (OWN_TYPE, OWN_ARCHITECTURE),
-            (None, true, _) => ("qwen3", "Qwen3ForCausalLM"),
-            (None, false, Some(_)) => ("mistral", "MistralForCausalLM"),
-            (None, false, None) => ("llama", "LlamaForCausalLM"),
-        };
+        let (model_type, architecture) =
+            match (self.attn_logit_softcapping, self.use_qk_norm, self.sliding_window) {
+                (Some(_), _, _) => (OWN_TYPE, OWN_ARCHITECTURE),
+                (None, true, _) => ("qwen3", "Qwen3ForCausalLM"),
+                (None, false, Some(_)) => ("mistral", "MistralForCausalLM"),
+                (None, false, None) => ("llama", "LlamaForCausalLM"),
+            };
         let scaling = self.rope_scaling.as_ref().map(scaling_json);
         let mut rope_parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
         rope_parameters["rope_theta"] = json!(self.rope_theta);
@@ -158,7 +159,9 @@ impl LlamaConfig {
             sliding_window,
             attn_logit_softcapping: match present("attn_logit_softcapping") {
                 Some(cap) if model_type != OWN_TYPE => {
-                    return Err(format!("attn_logit_softcapping is {cap}, which a {model_type} does not compute"));
+                    return Err(format!(
+                        "attn_logit_softcapping is {cap}, which a {model_type} does not compute"
+                    ));
                 }
                 Some(_) => Some(number("attn_logit_softcapping", 0.0)?),
                 None => None,
@@ -306,7 +309,9 @@ mod tests {
         assert!(with("architectures", json!(["Qwen3ForCausalLM"])).contains("model_type is llama"));
         assert!(with("layer_types", json!(["sliding_attention"])).contains("sliding_attention"));
         let some = json!(["sliding_attention", "full_attention"]);
-        assert!(with("layer_types", some).contains("layer_types is [\"sliding_attention\",\"full_attention\"]"));
+        assert!(
+            with("layer_types", some).contains("layer_types is [\"sliding_attention\",\"full_attention\"]")
+        );
         assert!(with("attn_logit_softcapping", json!(30.0)).contains("which a llama does not compute"));
         assert!(with("attention_dropout", json!(0.1)).contains("attention_dropout is 0.1"));
         assert!(with("quantization_config", json!({})).contains("quantization_config is {}"));
