@@ -3,7 +3,7 @@
 // Inputs       q, k, v, dy as attention_wgmma_bwd_q; sums, spans, reaches as that kernel leaves them
 // Outputs      dk, dv [B,keys,KV_HEADS,D] bf16, tokens K_STRIDE elements apart
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(keys/(64*WORKERS))*B*KV_HEADS,1,1), all blocks resident, block 128*(WORKERS+1),
+// Launch       grid (at most ceil(keys/(64*WORKERS))*B*KV_HEADS,1,1), block 128*(WORKERS+1),
 //              dynamic shared 1024 + 2*PLACES*WORKERS*128*D + STAGES*(2*128*D + 1024) bytes
 // Traffic      read k and v once, q and dy for each block's keys less what meets none of them; write dk and dv
 // Accumulates  f32
@@ -131,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                             products_wait<0>();
                             hold(dk_sum);
                             hold(dv_sum);
+                            __syncwarp();
                             if (lane == 0) barrier_arrive(empty + 8 * (held - 1));
                             held = 0;
                         }
@@ -152,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     products_wait<1>();
                     hold(s);
                     // The products of the step before are done, too.
+                    __syncwarp();
                     if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
                     held = stage + 1;
                     if (!whole) {
@@ -219,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             products_wait<0>();
             hold(dk_sum);
             hold(dv_sum);
+            __syncwarp();
             if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
             // No warp of this worker reads its keys and values any more.
             meet(1 + worker, 128);

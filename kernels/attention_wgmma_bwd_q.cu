@@ -8,7 +8,7 @@
 //              delta = sum(dy*y); if MASK is 2 spans [B,padded,2] int, ranges without bad ones, and reaches
 //              [B,padded/64,4] int
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1), all blocks resident,
+// Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1),
 //              block 128*(WORKERS+1), dynamic shared 1024 + 4*WORKERS*128*D + 4*STAGES*KEYS*D bytes
 // Traffic      read q, dy and y once, k and v for each block's queries less what none of them sees; write dq, sums
 // Accumulates  f32

@@ -4,8 +4,9 @@
 //              64, 1, 64, 1 with the 128-byte swizzle; ranges [B,queries,2] int if MASK is 2
 // Outputs      y [B,queries,HEADS,D] bf16; lse [B,queries,HEADS] f32
 // Requires     D 64 or 128, scale > 0; q, k, v, y aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1), all blocks resident,
-//              block 128*(WORKERS+1), dynamic shared 1024 + 2*WORKERS*128*D + 4*STAGES*KEYS*D bytes
+// Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1),
+//              block 128*(WORKERS+1), dynamic shared 1024 + 2*WORKERS*128*D + 4*STAGES*KEYS*D bytes; HALF 1 leaves
+//              out half of a causal step's keys where none of the unit's queries sees them, KEYS then being 128
 // Traffic      read q once, k and v for each block's queries less what none of them sees; write y and lse
 // Accumulates  f32, rescaled when a row's maximum grows
 // Determinism  bitwise
@@ -307,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             }
             for (int tile = my_first - 1; tile >= first; tile--) skip();
             if (!busy) {
+                __syncwarp();
                 if (lane == 0) barrier_arrive(q_empty + 8 * place);
                 continue;
             }

@@ -7,8 +7,8 @@
 use rb_cuda::{Arg, Gpu, GpuInfo, Kernel, Launch, Tiles, kernel};
 use rb_tensor::{DType, Shape, Tensor};
 
-use super::AttentionMask;
 use super::cuda::{Heads, Problem};
+use super::{AttentionMask, AttentionOptions};
 use crate::{Result, cuda};
 
 pub const FWD: Kernel = kernel!("attention_wgmma_fwd", "attention", "mma", "hopper", "attention_wgmma");
@@ -34,8 +34,9 @@ struct Block {
 }
 
 // The table was measured on an H200, causal, 12 query and 4 key heads (docs/benchmarks/attention_h200_202611.md).
-// Every row was compiled by NVRTC 12.9, 13.0 and 13.5, without spills and with products that overlap, except the
-// gradients of keys and values of heads of 128: their sums leave too few registers, and ptxas waits after each product.
+// Where the blocks of the first row would not fill the card, those of the second do it better. Every row was compiled
+// by NVRTC 12.9, 13.0 and 13.5, without spills and with products that overlap, except the gradients of keys and values
+// of heads of 128: their sums leave too few registers, and ptxas waits after each product.
 //
 // Rejected: 64 keys a step forward (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64 (25 % slower
 // forward, 17 % for the gradient of queries); 3 workers for the gradients of keys and values (spills); queries or
@@ -44,25 +45,28 @@ struct Block {
 // whose maximum stays (2 % slower); half of a causal step's products left out for heads of 128, or with given ranges
 // (ptxas then waits after each product, by version).
 
-fn forward_block(head_dim: usize, few: bool) -> Block {
-    match (head_dim, few) {
-        (64, false) => Block { workers: 3, step: 128, stages: 4, registers: [32, 160] },
-        (64, true) => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
-        (_, false) => Block { workers: 2, step: 128, stages: 2, registers: [32, 232] },
-        (_, true) => Block { workers: 1, step: 128, stages: 2, registers: [24, 240] },
+/// Forward, for so many blocks of the usual kind to a multiprocessor.
+fn forward_block(head_dim: usize, load: f64) -> Block {
+    match head_dim {
+        64 if load <= 0.5 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
+        64 => Block { workers: 3, step: 128, stages: 4, registers: [32, 160] },
+        _ if load <= 1.0 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240] },
+        _ => Block { workers: 2, step: 128, stages: 2, registers: [32, 232] },
     }
 }
 
-fn backward_q_block(head_dim: usize, few: bool) -> Block {
-    match (head_dim, few) {
-        (64, false) => Block { workers: 3, step: 64, stages: 4, registers: [32, 160] },
-        (_, false) => Block { workers: 2, step: 64, stages: 2, registers: [24, 240] },
-        (_, true) => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
+/// Gradient of queries.
+fn backward_q_block(head_dim: usize, load: f64) -> Block {
+    match head_dim {
+        _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
+        64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160] },
+        _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240] },
     }
 }
 
-fn backward_kv_block(few: bool) -> Block {
-    Block { workers: if few { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
+/// Gradients of keys and values.
+fn backward_kv_block(load: f64) -> Block {
+    Block { workers: if load <= 1.0 { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
 }
 
 /// Places for the keys and values of an item: two let the next ones arrive while a worker ends its item.
@@ -106,22 +110,33 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Why these kernels do not compute the problem on this card; nothing if they do.
-pub fn refusal(info: &GpuInfo, problem: &Problem<'_>) -> Option<String> {
-    let (major, minor) = info.capability;
-    if info.capability != (9, 0) {
-        return Some(format!("compute capability {major}.{minor} is not 9.0"));
+/// Why heads of this size with these options do not run on these kernels on a card of this capability; nothing if
+/// they do.
+pub fn wgmma_reason(
+    capability: (u32, u32),
+    head_dim: usize,
+    keys: usize,
+    options: &AttentionOptions,
+) -> Option<String> {
+    if capability != (9, 0) {
+        return Some(format!("compute capability {}.{} is not 9.0", capability.0, capability.1));
     }
-    if !matches!(problem.head_dim, 64 | 128) {
-        return Some(format!("a head size of {} is neither 64 nor 128", problem.head_dim));
+    if !matches!(head_dim, 64 | 128) {
+        return Some(format!("a head size of {head_dim} is neither 64 nor 128"));
     }
-    if problem.options.softcap.is_some() {
+    if options.softcap.is_some() {
         return Some("scores have a cap".into());
     }
-    if problem.options.window.is_some_and(|window| window < problem.keys) {
+    if options.window.is_some_and(|window| window < keys) {
         return Some("there is a window".into());
     }
-    (problem.queries == 0 || problem.keys == 0).then(|| "there is nothing to see".into())
+    (keys == 0).then(|| "there are no keys".into())
+}
+
+/// As [`wgmma_reason`], for a problem.
+pub fn refusal(info: &GpuInfo, p: &Problem<'_>) -> Option<String> {
+    let reason = wgmma_reason(info.capability, p.head_dim, p.keys, &p.options);
+    reason.or_else(|| (p.batch * p.queries == 0).then(|| "there are no queries".into()))
 }
 
 impl Problem<'_> {
@@ -141,9 +156,14 @@ impl Problem<'_> {
         self.keys.div_ceil(ROWS * workers)
     }
 
-    /// Whether so little is to be done that more and smaller blocks are faster.
-    fn few(&self, info: &GpuInfo, pieces: usize) -> bool {
-        2 * pieces * self.pairs() <= info.multiprocessors as usize
+    /// Blocks for each multiprocessor.
+    fn load(&self, info: &GpuInfo, pieces: usize) -> f64 {
+        (pieces * self.pairs()) as f64 / f64::from(info.multiprocessors.max(1))
+    }
+
+    /// The usual number of workers whose blocks share the queries of a key head.
+    fn query_workers(&self) -> usize {
+        if self.head_dim == 64 { 3 } else { 2 }
     }
 
     fn tiles<'t>(&self, heads: Heads<'t>, count: usize, tokens: usize) -> Result<Arg<'t>> {
@@ -164,7 +184,14 @@ impl Problem<'_> {
             .arg(self.tiles(v, self.num_kv_heads, self.keys)?))
     }
 
-    fn persistent<'l>(&self, kernel: &Kernel, block: &Block, grid: &Grid, bytes: usize, strides: [usize; 2]) -> Launch<'l> {
+    fn persistent<'l>(
+        &self,
+        kernel: &Kernel,
+        block: &Block,
+        grid: &Grid,
+        bytes: usize,
+        strides: [usize; 2],
+    ) -> Launch<'l> {
         Launch::new(kernel, [grid.blocks, 1, 1], [block.threads(), 1, 1])
             .shared_bytes(bytes)
             .define("D", self.head_dim)
@@ -188,8 +215,7 @@ impl Problem<'_> {
 /// Writes the output and `lse`.
 pub fn forward(p: &Problem<'_>, gpu: Gpu, [q, k, v]: [Heads<'_>; 3], [y, lse]: [&Tensor; 2]) -> Result<()> {
     let info = gpu.info();
-    let few = p.few(info, p.query_pieces(forward_block(p.head_dim, false).workers));
-    let block = forward_block(p.head_dim, few);
+    let block = forward_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
     let grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
     let half = p.head_dim == 64 && block.step == 128 && matches!(p.mask, AttentionMask::Causal);
     let launch = p
@@ -213,13 +239,11 @@ pub fn backward(
     // Given ranges are checked once, and what 64 queries see is found once.
     let with_ranges = matches!(p.mask, AttentionMask::Ranges(_));
     let of_ranges = |shape: [usize; 3]| cuda::output(gpu, &Shape::from(shape), DType::I32);
-    let (spans, reaches) =
-        (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
+    let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
     let arg = |tensor: &'_ Tensor| if with_ranges { tensor.arg() } else { Ok(Arg::Null) };
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
-    let few = p.few(info, p.query_pieces(backward_q_block(p.head_dim, false).workers));
-    let block = backward_q_block(p.head_dim, few);
+    let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
     let q_grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
     let launch = p.persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim, 2), strides);
     let launch = p
@@ -234,7 +258,7 @@ pub fn backward(
         .arg(arg(&reaches)?);
     cuda::launch_on(gpu, p.end(launch, &q_grid))?;
 
-    let block = backward_kv_block(p.few(info, p.key_pieces(2)));
+    let block = backward_kv_block(p.load(info, p.key_pieces(2)));
     let read_each = 4 * p.queries * p.head_dim * p.group();
     let kv_grid = grid(info, p.key_pieces(block.workers), p.pairs(), read_each);
     let launch = p
