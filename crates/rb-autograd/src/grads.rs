@@ -11,7 +11,7 @@ use rb_tensor::{Arena, DType, Device, Tensor};
 use crate::cuda;
 use crate::host;
 use crate::params::Layout;
-use crate::{AutogradError, Float, ParamId, ParamStore, Result};
+use crate::{AutogradError, Float, ParamId, ParamStore, Precision, Result};
 
 /// Whether a writer replaces what a buffer holds or adds to it: the beta of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +33,15 @@ pub struct GradStore {
 }
 
 impl GradStore {
-    /// Gradients for `params`, all stale.
+    /// Gradients for `params`, all stale, in the element type that their [`Precision`] says.
     pub fn new(params: &ParamStore) -> Result<GradStore> {
         let layout = params.layout().clone();
         let weights = params.arena();
-        let arena = Arena::zeros("gradients", layout.numel, weights.dtype(), weights.device())?;
+        let dtype = match params.precision() {
+            Precision::Full => weights.dtype(),
+            Precision::Bf16 { gradients, .. } => gradients,
+        };
+        let arena = Arena::zeros("gradients", layout.numel, dtype, weights.device())?;
         Ok(GradStore { fresh: vec![false; layout.entries.len()], layout, arena })
     }
 

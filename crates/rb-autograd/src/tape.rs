@@ -76,7 +76,7 @@ impl<'p> Tape<'p> {
     pub fn residual_dtype(&self) -> DType {
         match self.params.precision() {
             Precision::Full => self.params.arena().dtype(),
-            Precision::Bf16 { residual } => residual,
+            Precision::Bf16 { residual, .. } => residual,
         }
     }
 

@@ -76,6 +76,8 @@ pub struct GpuReport {
     pub libraries: Vec<String>,
     /// Element type of the residual stream.
     pub residual: &'static str,
+    /// Element type of the gradients of parameters.
+    pub gradients: &'static str,
     /// Most that tensors took in a timed step.
     pub peak_mib: f64,
     /// What the dry run of the step expected.

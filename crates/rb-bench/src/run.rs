@@ -13,7 +13,7 @@ use rb_train::plan::Plan;
 use rb_train::step::{LossTerms, forward_backward};
 use rb_train::{Result, TrainError};
 
-use crate::args::{Args, Residual};
+use crate::args::Args;
 use crate::batches::{self, Batches};
 use crate::report::{self, FLOP_FORMULA, GpuReport, Report, Shape, Tuned};
 
@@ -230,7 +230,8 @@ fn gpu_report(
         card: info.name.clone(),
         capability: format!("{major}.{minor}"),
         libraries: card.gpu.libraries().iter().map(|l| format!("{} {}", l.name, l.version)).collect(),
-        residual: if args.mixed_precision && args.residual == Residual::Bf16 { "bf16" } else { "fp32" },
+        residual: args.residual.name(),
+        gradients: args.gradients.name(),
         peak_mib: mib(memory.peak),
         planned_peak_mib: mib(card.plan.memory.peak),
         reserved_mib: mib(memory.reserved),

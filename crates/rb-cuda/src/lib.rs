@@ -10,6 +10,7 @@
 //! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
 
+mod algorithms;
 mod check;
 mod compile;
 mod cublaslt;

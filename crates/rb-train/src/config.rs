@@ -9,6 +9,7 @@ mod validate;
 use std::path::PathBuf;
 
 use rb_nn::{LlamaConfig, Recompute};
+use rb_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use load::apply;
@@ -45,11 +46,13 @@ pub struct RunSection {
     pub seed: u64,
     /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
     pub device: DeviceChoice,
-    /// `auto` (`bf16` on a GPU, `fp32` on the CPU), `fp32` or `bf16`. Weights, gradients and optimizer state are
-    /// fp32 in each.
+    /// `auto` (`bf16` on a GPU, `fp32` on the CPU), `fp32` or `bf16`. Weights and optimizer state are fp32 in each.
     pub precision: Precision,
     /// Element type of the residual stream with bf16: `fp32`, as PyTorch's autocast, or `bf16`.
-    pub residual_dtype: ResidualDtype,
+    pub residual_dtype: WideDtype,
+    /// Element type of the gradients of parameters with bf16: `fp32`, or `bf16`, which takes half the memory and
+    /// rounds sums over micro-batches.
+    pub gradient_dtype: WideDtype,
     /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
     /// library. Bits repeat as long as that file stays.
     pub tune_products: bool,
@@ -65,7 +68,8 @@ impl Default for RunSection {
             seed: 0,
             device: DeviceChoice::Auto,
             precision: Precision::Auto,
-            residual_dtype: ResidualDtype::Fp32,
+            residual_dtype: WideDtype::Fp32,
+            gradient_dtype: WideDtype::Fp32,
             tune_products: true,
             gpu_memory_budget_mib: None,
         }
@@ -97,14 +101,23 @@ pub enum Precision {
     Bf16,
 }
 
-/// Element type of the residual stream in bf16 mixed precision.
+/// Element type of what bf16 mixed precision keeps in fp32 unless told otherwise, as PyTorch's autocast does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ResidualDtype {
-    /// fp32, as PyTorch's autocast gives it.
+pub enum WideDtype {
+    /// fp32.
     Fp32,
-    /// bf16: half the traffic and memory of the stream.
+    /// bf16: half the traffic and memory.
     Bf16,
+}
+
+impl From<WideDtype> for DType {
+    fn from(dtype: WideDtype) -> DType {
+        match dtype {
+            WideDtype::Fp32 => DType::F32,
+            WideDtype::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// `[data]`

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicBool;
 
 use rb_autograd::Precision;
 use rb_nn::{LlamaConfig, Recompute};
-use rb_tensor::DType;
 use rb_train::observe::Record;
 use rb_train::{Config, Override, Trainer, plan};
 
@@ -38,7 +37,7 @@ eval_steps = 2
 save_steps = 2
 "#;
 
-const MIXED: Precision = Precision::Bf16 { residual: DType::F32 };
+const MIXED: Precision = Precision::MIXED;
 
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Rules that a config must obey, beyond the types of its values.
 
-use super::{Config, OptimizerChoice, Scheduler};
+use super::{Config, OptimizerChoice, Precision, Scheduler, WideDtype};
 
 impl Config {
     /// Checks values against each other.
@@ -39,6 +39,13 @@ impl Config {
                 "train.min_learning_rate is {}, above train.learning_rate {}; the floor must not exceed the peak",
                 t.min_learning_rate, t.learning_rate
             ));
+        }
+        for (key, dtype) in
+            [("run.residual_dtype", self.run.residual_dtype), ("run.gradient_dtype", self.run.gradient_dtype)]
+        {
+            if self.run.precision == Precision::Fp32 && dtype == WideDtype::Bf16 {
+                return Err(format!("{key} is bf16, but run.precision is fp32: set run.precision=\"bf16\""));
+            }
         }
         match t.optim {
             OptimizerChoice::Adamw => {
