@@ -86,6 +86,7 @@ fn configs() {
     refused(with("num_attention_heads = 2", "num_attention_heads = 3"), &["bad.toml", "hidden_size", "8"]);
     refused(with("seq_len = 16", "seq_len = 17"), &["train.seq_len is 17", "max_position_embeddings 16"]);
     refused(with("[model]", "[model"), &["bad.toml:9"]);
+    refused(with("\"text.txt\"", "\"\""), &["bad.toml", "data.paths has an empty path"]);
     refused(String::new(), &["bad.toml", "model"]);
     place.refused(
         &["train", "tiny.toml", "--set", "train.max_step=9"],

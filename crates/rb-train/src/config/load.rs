@@ -65,7 +65,12 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
         TrainError::Config { origin, reason }
     })?;
     let base = path.parent().unwrap_or(Path::new(""));
-    let absolute = |p: &mut PathBuf| *p = absolute(&base.join(&*p));
+    // An empty path would become the folder of the file; it stays what it is, to be refused.
+    let absolute = |p: &mut PathBuf| {
+        if !p.as_os_str().is_empty() {
+            *p = absolute(&base.join(&*p));
+        }
+    };
     config.data.paths.iter_mut().for_each(absolute);
     config.tokenizer.path.iter_mut().for_each(absolute);
     if !overrides.is_empty() {
