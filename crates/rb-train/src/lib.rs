@@ -14,6 +14,7 @@ pub mod checkpoint;
 pub mod config;
 mod device;
 mod error;
+mod host_memory;
 pub mod observe;
 pub mod plan;
 pub mod prepare;

@@ -69,6 +69,9 @@ impl Trainer {
         // A device that cannot be had is refused before anything is made.
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
+        if device.0 == Device::Cpu {
+            crate::host_memory::check(&config)?;
+        }
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
@@ -520,6 +523,12 @@ pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()>
         for name in hit {
             params.set_trainable(name, false)?;
         }
+    }
+    if !params.layout().entries.iter().any(|entry| entry.trainable) {
+        return Err(TrainError::Config {
+            origin: "train.frozen".into(),
+            reason: "freezes every parameter, so that there is nothing to train; leave some out".into(),
+        });
     }
     Ok(())
 }
