@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::counts::{TestCounts, checks, number_before, printed_checks};
-use super::{State, kernels, process, quickstart};
+use super::{State, kernels, planted, process, quickstart};
 use crate::error::Error;
 use crate::{Report, ladder, tidy};
 
@@ -34,6 +34,8 @@ enum Work {
     Cargo { words: &'static [&'static str], inspect: fn(&Context, log: &str) -> Inspection },
     /// Every kernel, compiled without a GPU.
     Kernels,
+    /// The suite of planted defects.
+    Planted,
 }
 
 /// What a command left, seen after it ended.
@@ -64,11 +66,16 @@ const NUM_MUTANTS: &str = "200";
 
 pub const STEPS: &[Step] = &[
     cargo("fmt", &["fmt", "--all", "--check"], nothing_more),
-    cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], nothing_more),
+    cargo(
+        "clippy",
+        &["clippy", "--workspace", "--all-targets", "--features", planted::FEATURE, "--", "-D", "warnings"],
+        nothing_more,
+    ),
     Step { name: "tidy", slow: false, work: Work::Here(tidy::run) },
     Step { name: "ladder", slow: false, work: Work::Here(ladder::run) },
     cargo("docs", &["doc", "--workspace", "--no-deps"], nothing_more),
-    cargo("tests", &["test", "--workspace", "--no-fail-fast"], tests_ran),
+    // With the switches compiled in and none on, so that the suite of planted defects needs no second build.
+    cargo("tests", &["test", "--workspace", "--features", planted::FEATURE, "--no-fail-fast"], tests_ran),
     rb("mutants", &["xtask", "mutate", "--sample", NUM_MUTANTS], mutants_died),
     rb(
         "arbiter",
@@ -76,6 +83,7 @@ pub const STEPS: &[Step] = &[
         checks_ran,
     ),
     rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], gates_ran),
+    Step { name: "planted-defects", slow: true, work: Work::Planted },
     Step { name: "kernels", slow: true, work: Work::Kernels },
     rb(
         "quickstart-smoke",
@@ -120,6 +128,7 @@ impl Step {
             Work::Here(_) => format!("cargo xtask {}", self.name),
             Work::Cargo { words, .. } => format!("cargo {}", words.join(" ")),
             Work::Kernels => format!("cargo {}", kernels::WORDS.join(" ")),
+            Work::Planted => format!("cargo {}", planted::WORDS.join(" ")),
         }
     }
 
@@ -163,6 +172,7 @@ impl Step {
                 Ok(Outcome { state, detail, passed, failed, log })
             }
             Work::Kernels => kernels::run(context, &log_path),
+            Work::Planted => planted::run(context, &log_path),
         }
     }
 

@@ -20,6 +20,8 @@ impl Config {
         in_range("train.weight_decay", t.weight_decay, 0.0, f64::MAX)?;
         in_range("train.max_grad_norm", t.max_grad_norm, 0.0, f64::MAX)?;
         in_range("train.z_loss", t.z_loss, 0.0, f64::MAX)?;
+        in_range("train.spike_zscore", t.spike_zscore, f64::MIN_POSITIVE, f64::MAX)?;
+        at_least("train.spike_window", t.spike_window as u64, 20)?;
         below_one("train.label_smoothing_factor", t.label_smoothing_factor)?;
         in_range("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)?;
         if let Some(mib) = self.run.gpu_memory_budget_mib {

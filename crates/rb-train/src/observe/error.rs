@@ -14,6 +14,10 @@ pub enum ObserveError {
     )]
     NotFinite { name: &'static str, value: f64 },
 
+    /// A figure of a run that did not pass its gate.
+    #[error(transparent)]
+    Refused(#[from] rb_verify::Refusal),
+
     /// The operating system refused.
     #[error("cannot {action} {}: {source}; {}", path.display(), remedy(source))]
     Io { action: &'static str, path: PathBuf, source: io::Error },
