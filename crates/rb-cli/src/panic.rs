@@ -14,7 +14,9 @@ pub(crate) fn explain_in_one_line() {
 }
 
 fn message(info: &PanicHookInfo<'_>) -> String {
-    let text = info.payload_as_str().unwrap_or("no message");
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let output =
         [("stdout", "standard output"), ("stderr", "standard error")].iter().find_map(|(name, place)| {
             Some((place, text.strip_prefix("failed printing to ")?.strip_prefix(name)?.strip_prefix(": ")?))

@@ -82,8 +82,11 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, Error> {
     Ok(problems.is_empty() && summary.survived == 0 && summary.listed_but_killed == 0)
 }
 
+/// Paths and texts of the rewritten files.
+type Files = Vec<(String, String)>;
+
 /// Rewritten files, and all mutants.
-fn mutants(root: &Path) -> Result<(Vec<(String, String)>, Vec<Mutant>), Error> {
+fn mutants(root: &Path) -> Result<(Files, Vec<Mutant>), Error> {
     let tree = Tree::load(root)?;
     let prefix = format!("{}/src/", project::CRATE);
     let mut sources = Vec::new();

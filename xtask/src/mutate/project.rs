@@ -111,11 +111,11 @@ pub fn build(root: &Path) -> Result<PathBuf, Error> {
         return Err(Error::Program { program, detail });
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let executable = messages.lines().filter_map(|line| {
+    let mut executable = messages.lines().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         Some(PathBuf::from(message["executable"].as_str()?))
     });
-    executable.last().ok_or(Error::Program { program, detail: "it built no test program".into() })
+    executable.next_back().ok_or(Error::Program { program, detail: "it built no test program".into() })
 }
 
 fn copy_folder(from: &Path, to: &Path) -> Result<(), Error> {

@@ -174,8 +174,8 @@ impl Rewriter<'_> {
                 Err(_) => return,
             },
             Lit::Float(float) => match float.base10_parse::<f64>() {
-                Ok(value) if value == 0.0 => format!("1.0{}", float.suffix()),
-                Ok(value) if value == 1.0 => format!("0.0{}", float.suffix()),
+                Ok(0.0) => format!("1.0{}", float.suffix()),
+                Ok(1.0) => format!("0.0{}", float.suffix()),
                 Ok(value) => format!("{:e}{}", value * 0.99, float.suffix()),
                 Err(_) => return,
             },
