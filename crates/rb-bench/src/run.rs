@@ -12,6 +12,7 @@ use rb_train::config::Config;
 use rb_train::plan::Plan;
 use rb_train::step::{LossTerms, forward_backward};
 use rb_train::{Result, TrainError};
+use rb_verify::RunGate;
 
 use crate::args::Args;
 use crate::batches::{self, Batches};
@@ -173,11 +174,9 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
     if let Some(last) = pending {
         record.read(last)?;
     }
-    if let Some(reason) = report::refusal(&record.losses) {
-        return Err(TrainError::Gate {
-            reason: format!("refused: {reason}; a speed is reported only for a finite, falling loss"),
-        });
-    }
+    let pass = RunGate::judge(&record.losses).map_err(|refusal| TrainError::Gate {
+        reason: format!("refused: {refusal}; a speed is reported only for a finite, falling loss"),
+    })?;
 
     let step_ms_all = record.step_ms(warm_up, args.steps);
     let step_ms = report::median(&step_ms_all);
@@ -188,6 +187,7 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         .and_then(|card| report::bf16_peak_tflops(&card.gpu.info().name));
     let gpu = card.map(|card| gpu_report(args, &card, launches, tuning));
     Ok(Report {
+        _pass: pass,
         tokens_per_s,
         step_ms,
         step_ms_mean: step_ms_all.iter().sum::<f64>() / step_ms_all.len().max(1) as f64,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cublaslt::WORKSPACE_BYTES;
@@ -101,6 +102,8 @@ struct Inner {
     poison: bool,
     backend: Box<dyn Backend>,
     pool: Mutex<Pool>,
+    /// Copies from the host.
+    uploads: AtomicU64,
     /// Launches by kernel name: the proof that a kernel ran.
     launches: Mutex<BTreeMap<&'static str, u64>>,
     /// Distinct kernels with constants that were launched, and distinct products.
@@ -150,6 +153,7 @@ impl Gpu {
             poison: options.poison,
             backend,
             pool: Mutex::new(Pool::new(budget)),
+            uploads: AtomicU64::new(0),
             launches: Mutex::default(),
             units: Mutex::default(),
             matmuls: Mutex::default(),
@@ -232,6 +236,7 @@ impl Gpu {
             return Ok(());
         }
         buffer.check(offset, source.len())?;
+        self.0.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.backend.upload(buffer.pointer(offset), source)
     }
 
@@ -380,6 +385,11 @@ impl Gpu {
     /// How often each kernel was launched; products count as `matmul`.
     pub fn launches(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0.launches).clone()
+    }
+
+    /// Copies from the host so far.
+    pub fn uploads(&self) -> u64 {
+        self.0.uploads.load(Ordering::Relaxed)
     }
 
     pub(crate) fn note_matmul(&self, spec: &Matmul) {

@@ -112,7 +112,8 @@ pub struct Launch<'a> {
 impl<'a> Launch<'a> {
     /// A launch of `grid` blocks of `block` threads. Numbers above what the hardware takes are refused later.
     pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
-        let unit = Unit { name: kernel.name, source: kernel.source, defines: String::new() };
+        let source = rb_planted::kernel_source(kernel.name, kernel.source);
+        let unit = Unit { name: kernel.name, source, defines: String::new() };
         Launch { unit, grid, block, shared_bytes: 0, args: Vec::new() }
     }
 

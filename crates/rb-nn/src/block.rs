@@ -1,6 +1,7 @@
 //! [`DecoderBlock`]: attention and feed-forward layer, each behind a norm and beside a residual.
 
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 
 use crate::{AttentionContext, LlamaConfig, NnError, Result, RmsNorm, SelfAttention, SwigluMlp};
 
@@ -49,6 +50,7 @@ impl DecoderBlock {
         recompute: Recompute,
     ) -> Result<Var<'t>> {
         let block = *self;
+        let recompute = if active(Defect::RecomputeNeverRan) { Recompute::None } else { recompute };
         match recompute {
             Recompute::None => {
                 let h = self.attend(tape, x, cx)?;
@@ -76,6 +78,9 @@ impl DecoderBlock {
     }
 
     fn feed_forward<'t>(&self, tape: &'t Tape<'t>, h: &Var<'t>) -> Result<Var<'t>> {
+        if active(Defect::DetachedBranch) {
+            return self.mlp.forward(tape, &self.post_norm.forward(tape, &tape.constant(h.detach()))?);
+        }
         self.mlp.forward(tape, &self.post_norm.forward(tape, h)?)
     }
 }

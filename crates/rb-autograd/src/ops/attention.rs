@@ -26,6 +26,7 @@ mod wgmma;
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
@@ -57,6 +58,9 @@ impl AttentionMask {
         let shape = doc_start.shape();
         if shape.rank() != 2 {
             return Err(ShapeError::new(Attention::NAME, "doc_start", shape, "[B, T]").into());
+        }
+        if active(Defect::DocumentMaskIgnored) {
+            return Ok(AttentionMask::Causal);
         }
         let doc_start = doc_start.to_device(Device::Cpu)?;
         let starts = doc_start.as_slice::<i32>()?;
