@@ -194,8 +194,12 @@ impl Tile {
     }
 
     fn plan(&self, kernel: &'static Kernel, columns: &'static str, shared_bytes: usize) -> Plan {
-        let defines =
-            vec![("WARPS", self.warps), ("FRAGS", self.fragments), (columns, self.columns), ("BLOCKS", self.blocks)];
+        let defines = vec![
+            ("WARPS", self.warps),
+            ("FRAGS", self.fragments),
+            (columns, self.columns),
+            ("BLOCKS", self.blocks),
+        ];
         let threads = (32 * self.warps * self.teams) as u32;
         Plan { kernel, rows: self.rows(), threads, shared_bytes, defines }
     }
@@ -344,10 +348,7 @@ mod tests {
     fn what_does_not_run_on_tensor_cores_is_named() {
         assert_eq!(mma_reason((9, 0), 64), None);
         assert_eq!(mma_reason((8, 6), 128), None);
-        assert_eq!(
-            mma_reason((9, 0), 80).unwrap(),
-            "a head size of 80 is none of 32, 64, 96 and 128"
-        );
+        assert_eq!(mma_reason((9, 0), 80).unwrap(), "a head size of 80 is none of 32, 64, 96 and 128");
         assert_eq!(mma_reason((7, 5), 64).unwrap(), "compute capability 7.5 is below 8.0");
     }
 }
