@@ -56,7 +56,18 @@ api! {
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
             *mut *mut c_void
         );
+        fn cuStreamWaitEvent(Handle, Handle, c_uint);
+        fn cuStreamBeginCapture_v2(Handle, c_int);
+        fn cuStreamEndCapture(Handle, *mut Handle);
+        fn cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+        fn cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+        fn cuGraphUpload(Handle, Handle);
+        fn cuGraphLaunch(Handle, Handle);
+        fn cuGraphExecDestroy(Handle);
+        fn cuGraphDestroy(Handle);
+        fn cuMemsetD32Async(u64, c_uint, usize, Handle);
         fn cuEventCreate(*mut Handle, c_uint);
+        fn cuEventQuery(Handle);
         fn cuEventRecord(Handle, Handle);
         fn cuEventSynchronize(Handle);
         fn cuEventElapsedTime(*mut f32, Handle, Handle);

@@ -83,13 +83,15 @@ pub struct Launch<'a> {
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) args: Vec<Arg<'a>>,
+    pub(crate) moved_bytes: f64,
+    pub(crate) flops: f64,
 }
 
 impl<'a> Launch<'a> {
     /// A launch of `grid` blocks of `block` threads. Numbers above what the hardware takes are refused later.
     pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
         let unit = Unit { name: kernel.name, source: kernel.source, defines: String::new() };
-        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new() }
+        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new(), moved_bytes: 0.0, flops: 0.0 }
     }
 
     /// `grid` blocks of `threads` threads in one dimension, enough for `items` threads in a grid-stride loop:
@@ -114,6 +116,18 @@ impl<'a> Launch<'a> {
     /// Dynamic shared memory.
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Bytes that it must read and write at least, for profiles.
+    pub fn moves(mut self, bytes: usize) -> Self {
+        self.moved_bytes = bytes as f64;
+        self
+    }
+
+    /// Floating-point operations of its matrix products, for profiles.
+    pub fn computes(mut self, flops: f64) -> Self {
+        self.flops = flops;
         self
     }
 

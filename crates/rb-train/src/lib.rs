@@ -5,6 +5,7 @@
 //! | [`config`] | the TOML file, overrides, errors that guess what was meant |
 //! | [`prepare`] | text to tokens |
 //! | [`step`] | the arithmetic of one step and one evaluation |
+//! | [`stepper`] | steps launch by launch, or captured once and replayed |
 //! | [`plan`] | what a step needs of a GPU, without one |
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
@@ -20,6 +21,7 @@ pub mod prepare;
 mod resume;
 pub mod run_dir;
 pub mod step;
+pub mod stepper;
 pub mod trainer;
 
 pub use config::{Config, Override};

@@ -49,7 +49,7 @@ pub fn model_input(
 }
 
 /// Kernels cannot raise an error, so what they index with is checked before it leaves the host.
-fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
+pub(crate) fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
     let good = |id: i32| id == least || usize::try_from(id).is_ok_and(|id| id < bound);
     match ids.iter().position(|&id| !good(id)) {
         None => Ok(()),
@@ -76,12 +76,26 @@ pub fn forward_backward(
     let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
     let options = loss_options(valid, terms);
     let device = params.arena().device();
+    let vocab_size = model.config().vocab_size;
+    let inputs = batches.iter().map(|batch| model_input(batch, document_mask, vocab_size, device));
+    accumulate(model, params, grads, inputs, &options)
+}
+
+/// As [`forward_backward`] from inputs and labels that are on the device of the weights.
+pub(crate) fn accumulate(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    inputs: impl Iterator<Item = Result<(ModelInput, Tensor)>>,
+    options: &CrossEntropyOptions,
+) -> Result<Tensor> {
+    let device = params.arena().device();
     grads.mark_stale();
     let (mut total, mut on_device) = (0.0, None);
-    for batch in batches {
-        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, device)?;
+    for input in inputs {
+        let (input, labels) = input?;
         let tape = Tape::new(params);
-        let loss = model.loss(&tape, &input, &labels, &options)?;
+        let loss = model.loss(&tape, &input, &labels, options)?;
         match (device, &on_device) {
             (Device::Cpu, _) => total += loss.detach().item()?,
             (_, None) => on_device = Some(loss.detach().to_owned_copy()?),
@@ -151,7 +165,7 @@ pub fn evaluate(
     Ok((total / tokens.max(1) as f64, tokens))
 }
 
-fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
+pub(crate) fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
     CrossEntropyOptions {
         label_smoothing: terms.label_smoothing,
         z_loss: terms.z_loss,

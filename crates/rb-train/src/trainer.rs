@@ -19,6 +19,7 @@ use crate::observe::EventKind;
 use crate::prepare::{self, Data};
 use crate::run_dir::RunDir;
 use crate::step::{self, LossTerms};
+use crate::stepper::{Numbers, Parts, Settings, Stepper};
 use crate::{Result, TrainError};
 
 use observer::{Observer, StepNumbers};
@@ -34,6 +35,7 @@ pub struct Trainer {
     grads: GradStore,
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
+    stepper: Stepper,
     observer: Observer,
     step: u64,
     tokens: u64,
@@ -171,6 +173,7 @@ impl Trainer {
         let mut optimizer = build_optimizer(&config, &params)?;
         optimizer.halt_on_non_finite(t.on_non_finite == OnNonFinite::Stop);
         let schedule = schedule(&config);
+        let stepper = Stepper::new(config.run.graph);
         Ok(Trainer {
             config,
             run,
@@ -181,6 +184,7 @@ impl Trainer {
             grads,
             optimizer,
             schedule,
+            stepper,
             observer,
             step: 0,
             tokens: 0,
@@ -270,12 +274,20 @@ impl Trainer {
 
     /// Enqueues one step; its numbers are read by [`Trainer::settle`].
     fn train_step(&mut self, batches: Vec<Batch>) -> Result<()> {
-        let terms = self.loss_terms();
-        let mask = self.config.data.document_mask;
-        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, &batches, mask, terms)?;
         let lr = self.schedule.lr(self.step);
-        let limit = self.config.train.max_grad_norm;
-        let grad_norm = self.optimizer.clipped_step(&mut self.params, &mut self.grads, lr, limit, &loss)?;
+        let settings = Settings {
+            document_mask: self.config.data.document_mask,
+            terms: self.loss_terms(),
+            max_grad_norm: self.config.train.max_grad_norm,
+            lr,
+        };
+        let mut parts = Parts {
+            model: &self.model,
+            params: &mut self.params,
+            grads: &mut self.grads,
+            optimizer: self.optimizer.as_mut(),
+        };
+        let Numbers { loss, grad_norm } = self.stepper.step(&mut parts, &batches, &settings)?;
         self.step += 1;
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();

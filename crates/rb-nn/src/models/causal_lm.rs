@@ -7,7 +7,7 @@ use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_tensor::{ShapeError, Tensor};
 
 use crate::{
-    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, rope_table,
+    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream, rope_table,
 };
 
 /// Tokens of a forward pass.
@@ -121,6 +121,13 @@ impl CausalLm {
         check_positions(&positions)?;
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
         let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
+        if self.recompute == Recompute::None {
+            let mut stream = Stream { x, branch: None };
+            for block in &self.blocks {
+                stream = block.forward_stream(tape, stream, &cx)?;
+            }
+            return Ok(stream.normed(tape, &self.norm)?.1);
+        }
         for block in &self.blocks {
             x = block.forward(tape, &x, &cx, self.recompute)?;
         }
