@@ -193,9 +193,12 @@ pub(crate) struct VerifyArgs {
     /// Compare this device with the host: every operation, every model variant, training, repeatability.
     #[arg(long, value_name = "DEVICE", value_parser = ["cuda"])]
     pub(crate) device: Option<String>,
-    /// With --device: the operations and a few training steps alone, for runs under `compute-sanitizer`.
+    /// With --device: the operations and a few training steps alone, for `compute-sanitizer --tool memcheck`.
     #[arg(long, requires = "device")]
     pub(crate) quick: bool,
+    /// With --device: only as many cases as launch every kernel, for `compute-sanitizer --tool racecheck`.
+    #[arg(long, requires = "device", conflicts_with = "quick")]
+    pub(crate) cover: bool,
     /// Check the model of this config file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

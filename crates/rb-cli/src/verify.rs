@@ -1,7 +1,9 @@
 //! `rb verify`
 
 use rb_cuda::{Gpu, GpuOptions};
-use rb_verify::{Report, loss_gates, verify_config, verify_device, verify_operations, verify_variants};
+use rb_verify::{
+    Extent, Report, loss_gates, verify_config, verify_device, verify_operations, verify_variants,
+};
 
 use crate::Failure;
 use crate::cli::VerifyArgs;
@@ -36,10 +38,13 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
         let mut progress = |check: &rb_verify::Check| {
             println!("{} {}: {}", if check.passed { "ok  " } else { "FAIL" }, check.name, check.detail);
         };
-        report.extend(
-            &gpu.to_string(),
-            verify_device(gpu, args.seed, args.quick, &mut progress).map_err(fail)?,
-        );
+        let extent = match (args.quick, args.cover) {
+            (_, true) => Extent::Cover,
+            (true, _) => Extent::Quick,
+            _ => Extent::Full,
+        };
+        let checks = verify_device(gpu, args.seed, extent, &mut progress).map_err(fail)?;
+        report.extend(&gpu.to_string(), checks);
     }
     println!("{report}");
     if let Some(path) = &args.json {

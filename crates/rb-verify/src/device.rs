@@ -8,7 +8,7 @@ use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
 use rb_autograd::testing;
 use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
 use rb_cuda::{Gpu, GpuOptions, Unit};
-use rb_nn::{CausalLm, LlamaConfig, ModelInput};
+use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
@@ -28,38 +28,70 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
         }
     }
     for precision in precisions() {
-        let _ = train(&small_model(), Device::Cuda(gpu), precision, 0, 1, None);
+        let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
     gpu.units()
 }
 
-/// All checks of a GPU; `quick` leaves out the model variants and the long training runs. Memory should be poisoned (see [`GpuOptions`]), so that what a kernel leaves unwritten is
-/// seen.
+/// How much of the checks of a GPU runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Everything.
+    Full,
+    /// All cases of all operations and a few training steps.
+    Quick,
+    /// As many cases as it takes to launch every kernel in every precision: for tools that slow a kernel down a
+    /// thousand times, such as `compute-sanitizer --tool racecheck`.
+    Cover,
+}
+
+/// All checks of a GPU, or part of them. Memory should be poisoned (see [`GpuOptions`]), so that what a kernel leaves
+/// unwritten is seen.
 ///
 /// # Errors
 /// A check that could not run at all; one that ran and failed is in the report.
-pub fn verify_device(gpu: Gpu, seed: u64, quick: bool, progress: &mut dyn FnMut(&Check)) -> Result<Report> {
+pub fn verify_device(
+    gpu: Gpu,
+    seed: u64,
+    extent: Extent,
+    progress: &mut dyn FnMut(&Check),
+) -> Result<Report> {
     let mut report = Report::default();
     let mut push = |report: &mut Report, checks: Report| {
         checks.checks.iter().for_each(&mut *progress);
         report.checks.extend(checks.checks);
     };
     let units = kernel_units(gpu.info().capability);
-    gpu.prepare(&units).map_err(rb_tensor::TensorError::from)?;
-    for op in REGISTRY {
-        push(&mut report, one(operation(op.name, (op.cases)(), gpu, seed)));
-    }
     let expected: BTreeSet<&str> = units.iter().map(|u| u.name).collect();
+    let full = extent == Extent::Full;
+    let chosen = match extent {
+        Extent::Cover => covering_comparisons(gpu.info().capability),
+        _ => {
+            gpu.prepare(&units).map_err(rb_tensor::TensorError::from)?;
+            REGISTRY.iter().map(|op| every_comparison(op.name, &(op.cases)())).collect()
+        }
+    };
+    for (op, comparisons) in REGISTRY.iter().zip(chosen) {
+        // An operation that only views memory launches nothing.
+        if !(comparisons.is_empty() && extent == Extent::Cover) {
+            push(&mut report, one(operation(op.name, &(op.cases)(), &comparisons, gpu, seed)));
+        }
+    }
     for precision in precisions() {
-        if !quick {
+        if full {
             let mut scoped = Report::default();
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
+        if extent == Extent::Cover {
+            push(&mut report, one(first_steps(gpu, precision)?));
+            continue;
+        }
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
+        push(&mut report, one(recomputes(gpu, precision)?));
     }
-    if !quick {
+    if full {
         push(&mut report, one(same_training(gpu)?));
         push(&mut report, one(precision_training(gpu)?));
     }
@@ -83,22 +115,57 @@ fn name_of(precision: Precision) -> &'static str {
     }
 }
 
-/// All cases of one operation in all precisions, beside the host.
-fn operation(name: &str, cases: Vec<testing::Case>, gpu: Gpu, seed: u64) -> Check {
+/// A case of an operation, by its number, in one precision.
+type Comparison = (usize, testing::DevicePrecision);
+
+fn every_comparison(op: &str, cases: &[testing::Case]) -> Vec<Comparison> {
+    let precisions = testing::device_precisions(op);
+    (0..cases.len()).flat_map(|case| precisions.iter().map(move |&precision| (case, precision))).collect()
+}
+
+/// Elements of a case above which a sanitizer takes minutes for it.
+const LARGE: usize = 8192;
+
+/// For each operation the comparisons that together launch each of its kernels in each precision: the largest
+/// cases below [`LARGE`] first, since several warps and blocks at work show more.
+fn covering_comparisons(capability: (u32, u32)) -> Vec<Vec<Comparison>> {
+    let mut chosen = Vec::new();
+    for op in REGISTRY {
+        let cases = (op.cases)();
+        let mut order = every_comparison(op.name, &cases);
+        order.sort_by_key(|&(case, _)| {
+            let elements: usize = cases[case].inputs.iter().map(|(shape, _)| shape.numel()).sum();
+            (elements > LARGE, if elements > LARGE { elements } else { LARGE - elements })
+        });
+        let mut covered = BTreeSet::new();
+        order.retain(|&(case, precision)| {
+            let gpu = Gpu::dry(capability, &GpuOptions::default());
+            let _ = testing::device_check(op.name, &cases[case], gpu, precision, 0);
+            let kernels: Vec<_> = gpu.launches().into_keys().map(|k| (k, precision.to_string())).collect();
+            let news = kernels.iter().any(|k| !covered.contains(k));
+            covered.extend(kernels);
+            news
+        });
+        chosen.push(order);
+    }
+    chosen
+}
+
+/// These comparisons of one operation with the host.
+fn operation(name: &str, cases: &[testing::Case], comparisons: &[Comparison], gpu: Gpu, seed: u64) -> Check {
     let mut worst: BTreeMap<String, (f64, String)> = BTreeMap::new();
-    let (mut failures, mut count) = (Vec::new(), 0);
-    for case in &cases {
-        for &precision in testing::device_precisions(name) {
-            count += 1;
-            match testing::device_check(name, case, gpu, precision, seed) {
-                Err(failure) => failures.push(failure.0),
-                Ok(errors) => {
-                    for e in errors {
-                        let ratio = e.device / e.budget;
-                        let slot = worst.entry(precision.to_string()).or_insert((0.0, String::new()));
-                        if ratio >= slot.0 {
-                            *slot = (ratio, format!("{} of {}", e.what, case.name));
-                        }
+    let mut failures = Vec::new();
+    let count = comparisons.len();
+    for &(case, precision) in comparisons {
+        let case = &cases[case];
+        match testing::device_check(name, case, gpu, precision, seed) {
+            Err(failure) => failures.push(failure.0),
+            Ok(errors) => {
+                for e in errors {
+                    let ratio = e.device / e.budget;
+                    let slot = worst.entry(precision.to_string()).or_insert((0.0, String::new()));
+                    if ratio >= slot.0 {
+                        *slot = (ratio, format!("{} of {}", e.what, case.name));
                     }
                 }
             }
@@ -134,43 +201,55 @@ struct Snapshot {
     steps: u64,
 }
 
-/// Trains on random rows that repeat, from the beginning or from a snapshot; gives losses and the last state.
-fn train(
-    config: &LlamaConfig,
+/// A training run of [`small_model`], or of one like it.
+#[derive(Clone)]
+struct Training {
+    config: LlamaConfig,
     device: Device,
     precision: Precision,
-    first_step: usize,
-    steps: usize,
-    from: Option<&Snapshot>,
-) -> Result<(Vec<f64>, Snapshot)> {
-    let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(config, &mut builder)?;
-    let mut params = builder.build(&Rng::new(1), Device::Cpu)?.to_device(device)?;
-    params.set_precision(precision)?;
-    let mut adam = AdamW::new(AdamWConfig::default(), &params)?;
-    if let Some(from) = from {
-        for (name, value) in &from.weights {
-            params.set_part(name, value)?;
+    recompute: Recompute,
+}
+
+impl Training {
+    fn new(device: Device, precision: Precision) -> Training {
+        Training { config: small_model(), device, precision, recompute: Recompute::None }
+    }
+
+    /// Trains on random rows that repeat, from the beginning or from a snapshot; gives losses and the last state.
+    fn run(&self, first_step: usize, steps: usize, from: Option<&Snapshot>) -> Result<(Vec<f64>, Snapshot)> {
+        let mut builder = ParamBuilder::default();
+        let model = CausalLm::init(&self.config, &mut builder)?.with_recompute(self.recompute);
+        let mut params = builder.build(&Rng::new(1), Device::Cpu)?.to_device(self.device)?;
+        params.set_precision(self.precision)?;
+        let mut adam = AdamW::new(AdamWConfig::default(), &params)?;
+        if let Some(from) = from {
+            for (name, value) in &from.weights {
+                params.set_part(name, value)?;
+            }
+            adam.load_state(&from.state, from.steps)?;
         }
-        adam.load_state(&from.state, from.steps)?;
+        let mut grads = GradStore::new(&params)?;
+        let mut losses = Vec::new();
+        for step in first_step..first_step + steps {
+            let (ids, labels) = rows(&self.config, step % 4)?;
+            let loss = {
+                let tape = Tape::new(&params);
+                let input = ModelInput::causal(ids.to_device(self.device)?);
+                let loss = model.loss(
+                    &tape,
+                    &input,
+                    &labels.to_device(self.device)?,
+                    &CrossEntropyOptions::default(),
+                )?;
+                tape.backward(&loss, &mut grads)?;
+                loss.detach()
+            };
+            adam.clipped_step(&mut params, &mut grads, LEARNING_RATE, 1.0, &loss)?;
+            losses.push(loss.item()?);
+        }
+        let snapshot = snapshot(&params, &adam)?;
+        Ok((losses, snapshot))
     }
-    let mut grads = GradStore::new(&params)?;
-    let mut losses = Vec::new();
-    for step in first_step..first_step + steps {
-        let (ids, labels) = rows(config, step % 4)?;
-        let loss = {
-            let tape = Tape::new(&params);
-            let input = ModelInput::causal(ids.to_device(device)?);
-            let loss =
-                model.loss(&tape, &input, &labels.to_device(device)?, &CrossEntropyOptions::default())?;
-            tape.backward(&loss, &mut grads)?;
-            loss.detach()
-        };
-        adam.clipped_step(&mut params, &mut grads, LEARNING_RATE, 1.0, &loss)?;
-        losses.push(loss.item()?);
-    }
-    let snapshot = snapshot(&params, &adam)?;
-    Ok((losses, snapshot))
 }
 
 fn rows(config: &LlamaConfig, batch: usize) -> Result<(Tensor, Tensor)> {
@@ -210,7 +289,7 @@ fn equal(a: &Snapshot, b: &Snapshot) -> Result<bool> {
 }
 
 fn repeats(gpu: Gpu, precision: Precision) -> Result<Check> {
-    let run = || train(&small_model(), Device::Cuda(gpu), precision, 0, 20, None);
+    let run = || Training::new(Device::Cuda(gpu), precision).run(0, 20, None);
     let ((losses, a), (_, b)) = (run()?, run()?);
     let same = equal(&a, &b)?;
     let detail = format!(
@@ -222,13 +301,34 @@ fn repeats(gpu: Gpu, precision: Precision) -> Result<Check> {
 }
 
 fn resumes(gpu: Gpu, precision: Precision) -> Result<Check> {
-    let device = Device::Cuda(gpu);
-    let (_, whole) = train(&small_model(), device, precision, 0, 20, None)?;
-    let (_, half) = train(&small_model(), device, precision, 0, 9, None)?;
-    let (_, resumed) = train(&small_model(), device, precision, 9, 11, Some(&half))?;
+    let training = Training::new(Device::Cuda(gpu), precision);
+    let (_, whole) = training.run(0, 20, None)?;
+    let (_, half) = training.run(0, 9, None)?;
+    let (_, resumed) = training.run(9, 11, Some(&half))?;
     let same = equal(&whole, &resumed)?;
     let detail = format!("9 and 11 steps beside 20: {}", if same { "same bits" } else { "other bits" });
     Ok(Check::new(format!("device: {} resumes bit for bit", name_of(precision)), same, detail))
+}
+
+/// What is computed again in backward has the bits of what was kept.
+fn recomputes(gpu: Gpu, precision: Precision) -> Result<Check> {
+    let run = |recompute| {
+        let training = Training { recompute, ..Training::new(Device::Cuda(gpu), precision) };
+        training.run(0, 10, None).map(|(_, snapshot)| snapshot)
+    };
+    let kept = run(Recompute::None)?;
+    let same = equal(&kept, &run(Recompute::Mlp)?)? && equal(&kept, &run(Recompute::Block)?)?;
+    let detail =
+        format!("10 steps with none, mlp and block: {}", if same { "same bits" } else { "other bits" });
+    Ok(Check::new(format!("device: {} recomputes bit for bit", name_of(precision)), same, detail))
+}
+
+/// Two steps, so that the kernels of optimizers and of a second write of a gradient run too.
+fn first_steps(gpu: Gpu, precision: Precision) -> Result<Check> {
+    let (losses, _) = Training::new(Device::Cuda(gpu), precision).run(0, 2, None)?;
+    let finite = losses.iter().all(|loss| loss.is_finite());
+    let detail = format!("losses {:.4} and {:.4}", losses[0], losses[1]);
+    Ok(Check::new(format!("device: {} first steps", name_of(precision)), finite, detail))
 }
 
 /// Steps of the comparison with the host.
@@ -244,8 +344,8 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 
 /// fp32 on both devices: the same losses, but for rounding.
 fn same_training(gpu: Gpu) -> Result<Check> {
-    let (host, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None)?;
-    let (device, _) = train(&small_model(), Device::Cuda(gpu), Precision::Full, 0, STEPS, None)?;
+    let (host, _) = Training::new(Device::Cpu, Precision::Full).run(0, STEPS, None)?;
+    let (device, _) = Training::new(Device::Cuda(gpu), Precision::Full).run(0, STEPS, None)?;
     let (first, worst) = (apart(&host[..1], &device[..1]), apart(&host, &device));
     let good = first <= 1e-5 && worst <= CURVE_TOLERANCE && host[STEPS - 1] < 0.9 * host[0];
     let detail = format!(
@@ -263,9 +363,9 @@ fn precision_training(gpu: Gpu) -> Result<Check> {
     let mut detail = Vec::new();
     let mut good = true;
     let mean = |losses: &[f64]| losses[STEPS - 20..].iter().sum::<f64>() / 20.0;
-    let (full, _) = train(&small_model(), device, Precision::Full, 0, STEPS, None)?;
+    let (full, _) = Training::new(device, Precision::Full).run(0, STEPS, None)?;
     for precision in precisions().into_iter().skip(1) {
-        let (losses, _) = train(&small_model(), device, precision, 0, STEPS, None)?;
+        let (losses, _) = Training::new(device, precision).run(0, STEPS, None)?;
         let off = (mean(&losses) / mean(&full) - 1.0).abs();
         good &= off <= 0.01;
         detail.push(format!("{} {:.4}", name_of(precision), mean(&losses)));
@@ -293,14 +393,32 @@ fn kernels_ran(gpu: Gpu, expected: &BTreeSet<&str>) -> Check {
 mod tests {
     use super::*;
 
+    #[test]
+    fn covering_cases_launch_every_kernel_of_the_operations() {
+        let launched = |chosen: &[Vec<Comparison>]| {
+            let gpu = Gpu::dry((9, 0), &GpuOptions::default());
+            for (op, comparisons) in REGISTRY.iter().zip(chosen) {
+                for &(case, precision) in comparisons {
+                    let _ = testing::device_check(op.name, &(op.cases)()[case], gpu, precision, 0);
+                }
+            }
+            gpu.launches().into_keys().collect::<BTreeSet<_>>()
+        };
+        let every: Vec<_> = REGISTRY.iter().map(|op| every_comparison(op.name, &(op.cases)())).collect();
+        let few = covering_comparisons((9, 0));
+        assert_eq!(launched(&few), launched(&every));
+        let count = |chosen: &[Vec<Comparison>]| chosen.iter().map(Vec::len).sum::<usize>();
+        assert!(5 * count(&few) < count(&every), "{} of {}", count(&few), count(&every));
+    }
+
     /// The comparison means something only where rounding alone does not part the curves.
     #[test]
     fn training_of_the_comparison_is_smooth() {
-        let (fp32, _) = train(&small_model(), Device::Cpu, Precision::Full, 0, STEPS, None).unwrap();
-        let mut other = small_model();
+        let (fp32, _) = Training::new(Device::Cpu, Precision::Full).run(0, STEPS, None).unwrap();
+        let mut other = Training::new(Device::Cpu, Precision::Full);
         // The same function, summed in another order.
-        other.rms_norm_eps *= 1.0 + 1e-7;
-        let (again, _) = train(&other, Device::Cpu, Precision::Full, 0, STEPS, None).unwrap();
+        other.config.rms_norm_eps *= 1.0 + 1e-7;
+        let (again, _) = other.run(0, STEPS, None).unwrap();
         let apart = apart(&fp32, &again);
         assert!(apart <= CURVE_TOLERANCE / 10.0, "{apart:e}");
         assert!(fp32[STEPS - 1] < 0.9 * fp32[0], "{} {}", fp32[0], fp32[STEPS - 1]);

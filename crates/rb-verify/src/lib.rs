@@ -19,7 +19,7 @@ mod report;
 mod suite;
 
 pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
-pub use device::{kernel_units, verify_device};
+pub use device::{Extent, kernel_units, verify_device};
 pub use error::{Result, VerifyError};
 pub use gates::loss_gates;
 pub use model::{causality, initial_loss, overfit, position_sensitivity};
