@@ -2,6 +2,7 @@
 
 mod args;
 mod batches;
+mod profile;
 mod report;
 mod run;
 

@@ -328,7 +328,7 @@ pub fn cases() -> Vec<Case> {
         ),
         case("row weights", 4, 9, 0, CrossEntropyOptions { row_weights: weights, ..default() }),
         case(
-            "a factor on the device",
+            "a factor",
             6,
             31,
             1,
