@@ -6,7 +6,7 @@ use rb_autograd::{GradStore, ParamBuilder, ParamStore};
 use rb_cuda::{Gpu, GpuOptions, PrepareStats};
 use rb_data::Batch;
 use rb_nn::CausalLm;
-use rb_optim::{AdamW, AdamWConfig, Optimizer};
+use rb_optim::{AdamW, AdamWConfig};
 use rb_tensor::{Device, LaterItem, Rng, TensorError};
 use rb_train::config::Config;
 use rb_train::plan::Plan;
@@ -203,7 +203,8 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         .as_ref()
         .filter(|_| args.mixed_precision)
         .and_then(|card| report::bf16_peak_tflops(&card.gpu.info().name));
-    let gpu = card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
+    let gpu =
+        card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
     Ok(Report {
         _pass: pass,
         tokens_per_s,
