@@ -53,7 +53,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     println!("{report}");
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(1, e.to_string()))?;
-        std::fs::write(path, text).map_err(|e| Failure::new(1, format!("{}: {e}", path.display())))?;
+        std::fs::write(path, text).map_err(|e| {
+            Failure::new(1, format!("{}: {e}; {}", path.display(), rb_train::observe::remedy(&e)))
+        })?;
     }
     match report.refusal() {
         None => Ok(()),

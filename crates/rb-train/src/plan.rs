@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use rb_autograd::ops::attention::mma_reason;
 use rb_autograd::{GradStore, ParamBuilder, Precision};
 use rb_cuda::{Gpu, GpuOptions, Matmul, MemoryStats, PrepareStats, Unit};
 use rb_data::Batch;
@@ -10,6 +11,7 @@ use rb_tensor::{DType, Device};
 
 use crate::config::{Config, Precision as PrecisionChoice, RecomputeChoice};
 use crate::step::{self, LossTerms};
+use crate::stepper::{Parts, Settings, Stepper};
 use crate::{Result, TrainError, trainer};
 
 /// Memory, kernels and products of one training step.
@@ -29,6 +31,8 @@ pub struct Plan {
     pub products: Vec<Matmul>,
     /// Launches in a step, products included.
     pub launches: u64,
+    /// Why attention in bf16 runs on the plain kernels, many times slower than on tensor cores, if it does.
+    pub plain_attention: Option<String>,
 }
 
 /// Plans a step of `config` (whose vocabulary is known) for a card of this compute capability, with layers that
@@ -59,9 +63,16 @@ pub fn plan(
         LossTerms { label_smoothing: config.train.label_smoothing_factor, z_loss: config.train.z_loss };
     let mask = config.data.document_mask;
     let before: u64 = gpu.launches().values().sum();
-    let loss = step::forward_backward(&model, &params, &mut grads, &batches, mask, terms)?;
-    let limit = config.train.max_grad_norm;
-    drop(optimizer.clipped_step(&mut params, &mut grads, config.train.learning_rate, limit, &loss)?);
+    let settings = Settings {
+        document_mask: mask,
+        terms,
+        max_grad_norm: config.train.max_grad_norm,
+        lr: config.train.learning_rate,
+    };
+    let mut parts =
+        Parts { model: &model, params: &mut params, grads: &mut grads, optimizer: optimizer.as_mut() };
+    let mut stepper = Stepper::new(false);
+    drop(stepper.step(&mut parts, &batches, &settings)?);
     let launches = gpu.launches().values().sum::<u64>() - before;
     let memory = gpu.memory();
     if config.train.eval_steps != 0 {
@@ -75,6 +86,10 @@ pub fn plan(
         units: gpu.units(),
         products: gpu.matmuls(),
         launches,
+        plain_attention: match precision {
+            Precision::Full => None,
+            Precision::Bf16 { .. } => mma_reason(capability, config.model.head_dim()),
+        },
     })
 }
 
@@ -300,6 +315,9 @@ impl Plan {
             stats.compiled,
             stats.cached
         ));
+        if let Some(reason) = &self.plain_attention {
+            say(&plain_attention_notice(reason));
+        }
         Ok(stats)
     }
 
@@ -337,8 +355,15 @@ impl Plan {
         let _ = writeln!(text, "taken from the driver {}", mib(self.reserved_bytes));
         let _ = writeln!(text, "kernels to compile    {}", self.units.len());
         let _ = writeln!(text, "launches a step       {}", self.launches);
+        if let Some(reason) = &self.plain_attention {
+            let _ = writeln!(text, "{}", plain_attention_notice(reason));
+        }
         text
     }
+}
+
+fn plain_attention_notice(reason: &str) -> String {
+    format!("attention runs without tensor cores, many times slower: {reason}")
 }
 
 fn mib(bytes: usize) -> String {

@@ -1,6 +1,8 @@
 //! A GPU against the host: every operation on odd shapes, every model variant, training, repeatability, resume,
 //! and proof that the kernels that were meant to run did run.
 
+mod captured;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
@@ -12,6 +14,7 @@ use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
+use crate::attention::{tile_units, verify_attention};
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
@@ -30,7 +33,9 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
-    gpu.units()
+    let mut units = gpu.units();
+    units.extend(tile_units(capability).unwrap_or_default());
+    units
 }
 
 /// How much of the checks of a GPU runs.
@@ -77,6 +82,9 @@ pub fn verify_device(
             push(&mut report, one(operation(op.name, &(op.cases)(), &comparisons, gpu, seed)));
         }
     }
+    if extent != Extent::Cover {
+        push(&mut report, verify_attention(gpu, seed, !full)?);
+    }
     for precision in precisions() {
         if full {
             let mut scoped = Report::default();
@@ -91,6 +99,7 @@ pub fn verify_device(
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
         push(&mut report, one(recomputes(gpu, precision)?));
+        push(&mut report, one(captured::captured(gpu, precision)?));
     }
     if full {
         push(&mut report, one(same_training(gpu)?));

@@ -15,10 +15,12 @@
 //! | `work.rs` | memory, launches and copies of a step, recomputation |
 //! | `suite.rs` | all checks over all model variants |
 //! | `device.rs` | a GPU against the host: operations, training, repeatability, resume, kernels that ran |
+//! | `attention.rs` | attention's paths on a GPU against f64, within twice the error of a naive bf16 run |
 //! | `run_gate.rs` | no figure of a run whose loss is not finite or does not fall |
 //! | `gates.rs` | runs that must be refused are refused |
 
 mod arbiter;
+mod attention;
 mod batches;
 mod device;
 mod error;
@@ -36,6 +38,7 @@ mod unfused;
 mod work;
 
 pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
+pub use attention::verify_attention;
 pub use device::{Extent, kernel_units, verify_device};
 pub use error::{Result, VerifyError};
 pub use gates::loss_gates;

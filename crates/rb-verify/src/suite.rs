@@ -237,6 +237,6 @@ mod tests {
     fn every_variant_passes() {
         let report = verify_variants(7).unwrap();
         assert!(report.passed(), "{report}");
-        assert_eq!(report.checks.len(), 16 * 23);
+        assert_eq!(report.checks.len(), 18 * 23);
     }
 }

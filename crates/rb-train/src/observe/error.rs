@@ -79,6 +79,7 @@ pub fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "check who owns the file and its folder and their permissions, or choose another place"
         }
+        io::ErrorKind::InvalidData => "save the file as UTF-8 text",
         io::ErrorKind::NotFound => "the file or its folder does not exist: check the path",
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
             "a file and a folder are mixed up there: move it away or choose another place"
