@@ -6,7 +6,7 @@ use rb_autograd::{GradStore, ParamBuilder, ParamStore};
 use rb_cuda::{Gpu, GpuOptions, PrepareStats};
 use rb_data::Batch;
 use rb_nn::CausalLm;
-use rb_optim::{AdamW, AdamWConfig, Optimizer};
+use rb_optim::{AdamW, AdamWConfig};
 use rb_tensor::{Device, LaterItem, Rng, TensorError};
 use rb_train::config::Config;
 use rb_train::plan::Plan;
