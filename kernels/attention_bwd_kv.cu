@@ -1,5 +1,5 @@
 // attention_bwd_kv -- gradients of one block of keys and values of one key head: the plain version for any head size.
-// Computes     p = e^(q k^T * scale - lse) where the query sees the key, ds = p*(dy v^T - delta)*scale;
+// Computes     p = e^(s - lse) where the query sees the key, s as attention_fwd; ds = p*(dy v^T - delta)*ds/d(q k^T);
 //              dk = ds^T q, dv = p^T dy, summed over the query heads of the group, head after head
 // Inputs       q, k, v, ranges as attention_fwd; dy [B,queries,HEADS,D] T; lse, delta [B,queries,HEADS] f32
 // Outputs      dk, dv [B,keys,..,D] T, tokens K_STRIDE elements apart
@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_rows(float* to, const T* from, i64 stride, 
 }
 
 // Eight lanes a row: queries in the scores, keys in the gradients.
-extern "C" __global__ void __launch_bounds__(8 * TILE)
+extern "C" __global__ void __launch_bounds__(8 * TILE, 1)
     attention_bwd_kv(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                      const int* __restrict__ ranges, const T* __restrict__ dy, const float* __restrict__ lse,
                      const float* __restrict__ delta, T* __restrict__ dk, T* __restrict__ dv, int batch, int queries,
@@ -66,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(8 * TILE)
                     dp += dy_tile[r * PITCH + d] * v_tile[key * PITCH + d];
                 }
                 const bool seen = s0 + key >= mine.lo && s0 + key < mine.hi;
-                const float p = seen ? expf(dot * scale - lse_row) : 0.0f;
+                const float score = score_of(dot * scale), p = seen ? expf(score - lse_row) : 0.0f;
                 p_tile[r * (TILE + 1) + key] = p;
-                ds_tile[r * (TILE + 1) + key] = seen ? p * (dp - delta_row) * scale : 0.0f;
+                ds_tile[r * (TILE + 1) + key] = seen ? p * (dp - delta_row) * (slope_of(score) * scale) : 0.0f;
             }
             __syncthreads();
             for (int t = 0; t < TILE; t++) {

@@ -1,5 +1,5 @@
 // attention_bwd_q -- gradient of one block of queries of one head: the plain version for any head size.
-// Computes     p = e^(q k^T * scale - lse) where the query sees the key, ds = p*(dy v^T - delta)*scale; dq = ds k;
+// Computes     p = e^(s - lse) where the query sees the key, s as attention_fwd; ds = p*(dy v^T - delta)*ds/d(q k^T); dq = ds k;
 //              0 for a query that sees nothing, NaN for one whose range leaves the keys
 // Inputs       q, k, v, ranges as attention_fwd; dy [B,queries,HEADS,D] T; lse, delta [B,queries,HEADS] f32
 // Outputs      dq [B,queries,..,D] T, tokens Q_STRIDE elements apart
@@ -66,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(8 * TILE)
                 dp += dy_tile[r * PITCH + d] * v_tile[key * PITCH + d];
             }
             const bool seen = s0 + key >= mine.lo && s0 + key < mine.hi;
-            ds_tile[r * (TILE + 1) + key] = seen ? expf(dot * scale - lse_row) * (dp - delta_row) * scale : 0.0f;
+            const float score = score_of(dot * scale), p = seen ? expf(score - lse_row) : 0.0f;
+            ds_tile[r * (TILE + 1) + key] = seen ? p * (dp - delta_row) * (slope_of(score) * scale) : 0.0f;
         }
         // The row's values come from lanes of this warp.
         __syncwarp();

@@ -1,5 +1,6 @@
 // attention_fwd -- attention of one block of queries of one head, forward: the plain version for any head size.
-// Computes     p = softmax(q k^T * scale) over the keys that each query sees; y = p v; lse = log(sum(e^(q k^T * scale)));
+// Computes     s = q k^T * scale, capped where SOFTCAP is defined; p = softmax(s) over the keys that each query sees;
+//              y = p v; lse = log(sum(e^s));
 //              a query that sees nothing gets 0 and -inf, one whose range leaves the keys NaN
 // Inputs       q [B,queries,..,D] T; k, v [B,keys,..,D] T, tokens Q_STRIDE and K_STRIDE elements apart;
 //              ranges [B,queries,2] int if MASK is 2
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE)
 #pragma unroll 8
             for (int d = 0; d < D; d++) dot += q_tile[r * PITCH + d] * k_tile[key * PITCH + d];
             const bool seen = s0 + key >= mine.lo && s0 + key < mine.hi;
-            score[i] = seen ? dot * scale : -INFINITY_F;
+            score[i] = seen ? score_of(dot * scale) : -INFINITY_F;
             top = fmaxf(top, score[i]);
         }
         top = max8(top);

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use rb_cuda::{Arg, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{Arena, DType, Device, Tensor};
 
 use crate::cuda;
 use crate::host;
 use crate::params::Layout;
-use crate::{AutogradError, Float, ParamId, ParamStore, Result};
+use crate::{AutogradError, Float, ParamId, ParamStore, Precision, Result};
 
 /// Whether a writer replaces what a buffer holds or adds to it: the beta of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +34,15 @@ pub struct GradStore {
 }
 
 impl GradStore {
-    /// Gradients for `params`, all stale.
+    /// Gradients for `params`, all stale, in the element type that their [`Precision`] says.
     pub fn new(params: &ParamStore) -> Result<GradStore> {
         let layout = params.layout().clone();
         let weights = params.arena();
-        let arena = Arena::zeros("gradients", layout.numel, weights.dtype(), weights.device())?;
+        let dtype = match params.precision() {
+            Precision::Full => weights.dtype(),
+            Precision::Bf16 { gradients, .. } => gradients,
+        };
+        let arena = Arena::zeros("gradients", layout.numel, dtype, weights.device())?;
         Ok(GradStore { fresh: vec![false; layout.entries.len()], layout, arena })
     }
 
@@ -68,7 +73,18 @@ impl GradStore {
 
     /// Declares every gradient stale: the next writer overwrites. Optimizers call it after a step.
     pub fn mark_stale(&mut self) {
-        self.fresh.fill(false);
+        if !active(Defect::GradientsStayFresh) {
+            self.fresh.fill(false);
+        }
+    }
+
+    /// How the next writer of an entry writes.
+    fn beta(&self, index: usize) -> Beta {
+        if active(Defect::FirstWriteAccumulates) {
+            return Beta::Accumulate;
+        }
+        let fresh = self.fresh[index] && !active(Defect::TiedHeadCountedOnce);
+        if fresh { Beta::Accumulate } else { Beta::Overwrite }
     }
 
     /// Checks that every trainable parameter has a gradient from this step.
@@ -103,8 +119,8 @@ impl GradStore {
     pub(crate) fn slot<T: Float>(&mut self, id: ParamId) -> Result<(&mut [T], Beta)> {
         let index = id.0 as usize;
         let range = self.layout.entries[index].range();
+        let beta = self.beta(index);
         let values = &mut self.arena.as_mut_slice::<T>()?[range];
-        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
         self.fresh[index] = true;
         Ok((values, beta))
     }
@@ -134,7 +150,7 @@ impl GradStore {
     pub(crate) fn device_slot(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
         let index = id.0 as usize;
         let entry = &self.layout.entries[index];
-        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
+        let beta = self.beta(index);
         if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {
             // What was written beside is added to.
             gpu.join()?;

@@ -90,7 +90,7 @@ impl Layout {
     }
 }
 
-/// In which element types a step computes. Weights, gradients and optimizer state are fp32 in each.
+/// In which element types a step computes. Weights and optimizer state are fp32 in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Everything in fp32 (f64 for a store of that type).
@@ -101,7 +101,31 @@ pub enum Precision {
     Bf16 {
         /// Element type of the residual stream: F32 as PyTorch's autocast, or BF16, which halves its traffic.
         residual: DType,
+        /// Element type of the gradients of parameters: F32, or BF16, which halves their memory and the traffic of
+        /// each write and of the optimizer, and rounds every sum over micro-batches.
+        gradients: DType,
     },
+}
+
+impl Precision {
+    /// bf16 with an fp32 residual stream and fp32 gradients, as PyTorch's autocast.
+    pub const MIXED: Precision = Precision::Bf16 { residual: DType::F32, gradients: DType::F32 };
+
+    /// The same mixed precision with a residual stream of this type.
+    pub const fn with_residual(self, residual: DType) -> Precision {
+        match self {
+            Precision::Full => self,
+            Precision::Bf16 { gradients, .. } => Precision::Bf16 { residual, gradients },
+        }
+    }
+
+    /// The same mixed precision with gradients of this type.
+    pub const fn with_gradients(self, gradients: DType) -> Precision {
+        match self {
+            Precision::Full => self,
+            Precision::Bf16 { residual, .. } => Precision::Bf16 { residual, gradients },
+        }
+    }
 }
 
 /// The weights of a model: one flat arena, and a bf16 working copy where operations compute in bf16.
@@ -157,14 +181,16 @@ impl ParamStore {
     pub fn set_precision(&mut self, precision: Precision) -> Result<()> {
         self.precision = Precision::Full;
         self.working = None;
-        if let Precision::Bf16 { residual } = precision {
+        if let Precision::Bf16 { residual, gradients } = precision {
             let device = self.weights.device();
             if device == Device::Cpu || self.weights.dtype() != DType::F32 {
                 return Err(AutogradError::Unsupported { op: "bf16 precision", dtype: DType::BF16, device });
             }
-            if !matches!(residual, DType::F32 | DType::BF16) {
-                let (argument, expected) = ("residual", "f32 or bf16".to_string());
-                let got = residual.to_string();
+            for (argument, dtype) in [("residual", residual), ("gradients", gradients)] {
+                if matches!(dtype, DType::F32 | DType::BF16) {
+                    continue;
+                }
+                let (got, expected) = (dtype.to_string(), "f32 or bf16".to_string());
                 return Err(AutogradError::Argument { op: "bf16 precision", argument, got, expected });
             }
             self.working = Some(Arena::zeros("working weights", self.layout.numel, DType::BF16, device)?);

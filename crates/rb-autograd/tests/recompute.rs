@@ -151,7 +151,7 @@ fn a_checked_tape_looks_inside() {
 
 #[test]
 fn a_gpu_holds_less() {
-    for precision in [Precision::Full, Precision::Bf16 { residual: DType::BF16 }] {
+    for precision in [Precision::Full, Precision::MIXED.with_residual(DType::BF16)] {
         let measure = |depth: usize| {
             let gpu = Gpu::dry((9, 0), &GpuOptions::default());
             let mut builder = ParamBuilder::default();

@@ -10,7 +10,13 @@ use rb_train::config::{Config, DataSection, RunSection, TokenizerSection, TrainS
 
 /// Times training steps of a Llama-style model; no speed is shown unless the loss is finite and falls.
 #[derive(Parser, Debug, Clone)]
-#[command(name = "bench", version, args_override_self = true, max_term_width = 100)]
+#[command(
+    name = "bench",
+    version,
+    args_override_self = true,
+    max_term_width = 100,
+    after_help = "bench attention --help: the speed of attention alone."
+)]
 pub struct Args {
     /// Width of the model.
     #[arg(long, default_value_t = 192)]
@@ -58,8 +64,11 @@ pub struct Args {
     #[arg(long, requires = "gpu")]
     pub mixed_precision: bool,
     /// Element type of the residual stream in mixed precision.
-    #[arg(long, value_enum, requires = "mixed_precision", default_value_t = Residual::Fp32)]
-    pub residual: Residual,
+    #[arg(long, value_enum, requires = "mixed_precision", default_value_t = Wide::Fp32)]
+    pub residual: Wide,
+    /// Element type of the gradients of parameters in mixed precision.
+    #[arg(long, value_enum, requires = "mixed_precision", default_value_t = Wide::Fp32)]
+    pub gradients: Wide,
     /// Most MiB of GPU memory that may be taken; what is free if left out.
     #[arg(long, requires = "gpu")]
     pub gpu_memory_budget_mib: Option<usize>,
@@ -87,13 +96,30 @@ pub struct Args {
     pub json: Option<PathBuf>,
 }
 
-/// Element type of the residual stream.
+/// Element type of what is fp32 beside bf16 products unless told otherwise.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residual {
+pub enum Wide {
     /// As PyTorch's autocast.
     Fp32,
     /// Half the traffic.
     Bf16,
+}
+
+impl Wide {
+    fn dtype(self) -> DType {
+        match self {
+            Wide::Fp32 => DType::F32,
+            Wide::Bf16 => DType::BF16,
+        }
+    }
+
+    /// As the reports write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wide::Fp32 => "fp32",
+            Wide::Bf16 => "bf16",
+        }
+    }
 }
 
 /// What a file of tokens holds.
@@ -152,11 +178,10 @@ impl Args {
 
     /// Element types of the computation.
     pub fn precision(&self) -> Precision {
-        match (self.mixed_precision, self.residual) {
-            (false, _) => Precision::Full,
-            (true, Residual::Fp32) => Precision::Bf16 { residual: DType::F32 },
-            (true, Residual::Bf16) => Precision::Bf16 { residual: DType::BF16 },
+        if !self.mixed_precision {
+            return Precision::Full;
         }
+        Precision::Bf16 { residual: self.residual.dtype(), gradients: self.gradients.dtype() }
     }
 
     /// The model and the step as the config of a run, from which the step is planned.
@@ -201,14 +226,14 @@ mod tests {
     fn the_reference_command_line() {
         let args = parse(REFERENCE).unwrap();
         assert_eq!(args.problem(), None);
-        assert_eq!(args.precision(), Precision::Bf16 { residual: DType::F32 });
+        assert_eq!(args.precision(), Precision::MIXED);
         assert_eq!((args.vocab, args.gpu_memory_budget_mib, args.all_steps()), (32004, Some(9000), 16));
         let plan =
             rb_train::plan::plan(&args.config(), (9, 0), args.precision(), rb_nn::Recompute::None).unwrap();
         assert_eq!(plan.num_parameters, 101_674_752);
         assert!(plan.reserved_bytes < 9000 << 20, "{}", plan.table());
         assert!(!plan.units.is_empty() && !plan.products.is_empty());
-        let narrow = Args { residual: Residual::Bf16, ..args };
+        let narrow = Args { residual: Wide::Bf16, ..args };
         let half = rb_train::plan::plan(&narrow.config(), (9, 0), narrow.precision(), rb_nn::Recompute::None)
             .unwrap();
         assert!(half.memory.peak < plan.memory.peak, "a residual stream in bf16 is smaller");

@@ -1,11 +1,14 @@
-//! `bench`: the speed of training one model shape, refused unless its loss is finite and falls.
+//! `bench`: the speed of training one model shape, refused unless its loss is finite and falls; `bench attention`:
+//! the speed of attention alone.
 
 mod args;
+mod attention;
 mod batches;
 mod profile;
 mod report;
 mod run;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -18,8 +21,14 @@ use crate::args::Args;
 fn main() -> ExitCode {
     let started = Instant::now();
     rb_train::observe::keep_freed_memory();
-    let args = Args::parse();
-    match bench(&args, started) {
+    let mut line: Vec<OsString> = std::env::args_os().collect();
+    let done = if line.get(1).is_some_and(|word| word == "attention") {
+        line.remove(1);
+        attention::bench(&attention::Args::parse_from(line))
+    } else {
+        bench(&Args::parse_from(line), started)
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -13,8 +13,9 @@ use rb_train::plan::Plan;
 use rb_train::step::LossTerms;
 use rb_train::stepper::{Numbers, Parts, Settings, Stepper};
 use rb_train::{Result, TrainError};
+use rb_verify::RunGate;
 
-use crate::args::{Args, Residual};
+use crate::args::Args;
 use crate::batches::{self, Batches};
 use crate::profile::{self, Profile};
 use crate::report::{self, FLOP_FORMULA, GpuReport, Report, Shape, Tuned};
@@ -183,11 +184,9 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
     if let Some(last) = pending {
         record.read(last)?;
     }
-    if let Some(reason) = report::refusal(&record.losses) {
-        return Err(TrainError::Gate {
-            reason: format!("refused: {reason}; a speed is reported only for a finite, falling loss"),
-        });
-    }
+    let pass = RunGate::judge(&record.losses).map_err(|refusal| TrainError::Gate {
+        reason: format!("refused: {refusal}; a speed is reported only for a finite, falling loss"),
+    })?;
 
     let graph_nodes = training.stepper.captured_nodes();
     if let Some(reason) = training.stepper.refusal() {
@@ -206,6 +205,7 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         .and_then(|card| report::bf16_peak_tflops(&card.gpu.info().name));
     let gpu = card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
     Ok(Report {
+        _pass: pass,
         tokens_per_s,
         step_ms,
         step_ms_mean: step_ms_all.iter().sum::<f64>() / step_ms_all.len().max(1) as f64,
@@ -248,7 +248,8 @@ fn gpu_report(
         card: info.name.clone(),
         capability: format!("{major}.{minor}"),
         libraries: card.gpu.libraries().iter().map(|l| format!("{} {}", l.name, l.version)).collect(),
-        residual: if args.mixed_precision && args.residual == Residual::Bf16 { "bf16" } else { "fp32" },
+        residual: args.residual.name(),
+        gradients: args.gradients.name(),
         peak_mib: mib(memory.peak),
         planned_peak_mib: mib(card.plan.memory.peak),
         reserved_mib: mib(memory.reserved),

@@ -62,6 +62,14 @@ api! {
             Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Heuristic
         );
         fn cublasLtMatmulAlgoConfigGetAttribute(*const Algorithm, c_int, *mut c_void, usize, *mut usize);
+        fn cublasLtMatmulAlgoConfigSetAttribute(*mut Algorithm, c_int, *const c_void, usize);
+        fn cublasLtMatmulAlgoCapGetAttribute(*const Algorithm, c_int, *mut c_void, usize, *mut usize);
+        fn cublasLtMatmulAlgoGetIds(
+            Handle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut c_int, *mut c_int
+        );
+        fn cublasLtMatmulAlgoInit(
+            Handle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut Algorithm
+        );
         fn cublasLtMatmul(
             Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle,
             *const Algorithm, u64, usize, Handle
@@ -240,6 +248,19 @@ pub(crate) struct Problem<'a> {
 }
 
 impl Problem<'_> {
+    pub(crate) fn api(&self) -> &CublasLtApi {
+        &self.lt.api
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.lt.handle
+    }
+
+    /// Allowed [`reductions`].
+    pub(crate) fn reductions(&self) -> u32 {
+        self.reductions
+    }
+
     /// Algorithms by the library's own guess of their speed, best first: those that need no more than
     /// `workspace_bytes`, suit the alignment, and sum in fp32 and in a fixed order.
     pub(crate) fn candidates(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::beside::Beside;
@@ -124,6 +124,8 @@ pub(crate) struct Inner {
     poison: bool,
     backend: Box<dyn Backend>,
     pool: Mutex<Pool>,
+    /// Copies from the host.
+    uploads: AtomicU64,
     /// Launches by kernel name: the proof that a kernel ran.
     launches: Mutex<BTreeMap<&'static str, u64>>,
     /// Distinct kernels with constants that were launched, and distinct products.
@@ -176,6 +178,7 @@ impl Gpu {
             poison: options.poison,
             backend,
             pool: Mutex::new(Pool::new(budget)),
+            uploads: AtomicU64::new(0),
             launches: Mutex::default(),
             units: Mutex::default(),
             matmuls: Mutex::default(),
@@ -310,6 +313,7 @@ impl Gpu {
         }
         buffer.check(offset, source.len())?;
         self.refuse_in_capture("a copy from the host")?;
+        self.0.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.backend.upload(buffer.pointer(offset), source)
     }
 
@@ -375,11 +379,14 @@ impl Gpu {
             });
         }
         for arg in &launch.args {
-            if let Arg::Buffer(buffer, offset) = arg {
-                buffer.check(*offset, 0)?;
-                debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
-                self.note_use(&[buffer]);
-            }
+            let (buffer, offset, bytes) = match arg {
+                Arg::Buffer(buffer, offset) => (buffer, *offset, 0),
+                Arg::Tiles(tiles) => (&tiles.buffer, tiles.offset_bytes, tiles.bytes()),
+                _ => continue,
+            };
+            buffer.check(offset, bytes)?;
+            debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
+            self.note_use(&[buffer]);
         }
         self.count(launch.unit.name);
         {
@@ -471,6 +478,11 @@ impl Gpu {
     /// How often each kernel was launched; products count as `matmul`.
     pub fn launches(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0.launches).clone()
+    }
+
+    /// Copies from the host so far.
+    pub fn uploads(&self) -> u64 {
+        self.0.uploads.load(Ordering::Relaxed)
     }
 
     pub(crate) fn note_matmul(&self, spec: &Matmul) {

@@ -11,6 +11,7 @@
 //! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
 
+mod algorithms;
 mod beside;
 mod check;
 mod compile;
@@ -39,7 +40,7 @@ pub use error::{CudaError, Result};
 pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats, Reading};
 pub use graph::Graph;
 pub use inspect::{KernelReport, Resources, inspect_kernels};
-pub use kernel::{Arg, Kernel, Launch, Unit};
+pub use kernel::{Arg, Kernel, Launch, Tiles, Unit};
 pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};
 pub use memory::MemoryStats;

@@ -1,23 +1,25 @@
 //! A real card: one context, one stream in whose order all work is, and a second beside it.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cudarc::driver::sys::{
-    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUstreamCaptureMode, CUstream_flags,
+    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle,
 };
 
 use crate::beside::SLOTS;
 use crate::compile::{Compiler, in_parallel};
 use crate::cublaslt::CublasLt;
 use crate::discover::Search;
-use crate::driver::{Driver, Handle};
+use crate::driver::{Driver, Handle, TensorMap};
 use crate::gpu::{Backend, PrepareStats, READ_BYTES, Ticket, lock};
 use crate::graph::Exec;
-use crate::kernel::{Arg, Kernel, Launch, Unit};
+use crate::kernel::{Arg, Kernel, Launch, Tiles, Unit};
 use crate::library::{LibraryInfo, call};
 use crate::matmul::Matmul;
 use crate::memory::Segments;
@@ -263,6 +265,39 @@ impl Live {
         Ok(entry.function)
     }
 
+    /// What the copy engine needs to know of a tensor.
+    fn tensor_map(&self, tiles: &Tiles<'_>) -> Result<TensorMap> {
+        let mut map = TensorMap::of(0);
+        let [batch, tokens, heads, size] = tiles.shape.map(|n| n as u64);
+        let stride = 2 * tiles.token_stride as u64;
+        let sizes = [size, heads, tokens, batch];
+        let strides = [2 * size, stride, stride * tokens];
+        let (boxes, steps) = ([64u32, 1, 64, 1], [1u32; 4]);
+        let start = tiles.buffer.pointer(tiles.offset_bytes) as *mut c_void;
+        // SAFETY: the arrays have the lengths that four dimensions ask for and live through the call, which writes
+        // the map alone; the address is not read.
+        unsafe {
+            call!(
+                self.driver,
+                cuTensorMapEncodeTiled(
+                    &mut map,
+                    CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 as c_uint,
+                    4,
+                    start,
+                    sizes.as_ptr(),
+                    strides.as_ptr(),
+                    boxes.as_ptr(),
+                    steps.as_ptr(),
+                    CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_uint,
+                    CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as c_uint,
+                    CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_uint,
+                    CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_uint
+                )
+            )
+        }?;
+        Ok(map)
+    }
+
     /// Names the last kernel in an error of a library.
     fn name_kernel(&self, error: CudaError) -> CudaError {
         match error {
@@ -368,20 +403,20 @@ impl Backend for Live {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
-        // Every argument in its own eight bytes; a narrower one in the first of them (little-endian).
-        let mut slots: Vec<u64> = launch
-            .args
-            .iter()
-            .map(|arg| match *arg {
-                Arg::Buffer(buffer, offset) => buffer.pointer(offset),
-                Arg::Null => 0,
-                Arg::F32(x) => u64::from(x.to_bits()),
-                Arg::I32(x) => u64::from(x.cast_unsigned()),
-                Arg::U32(x) => u64::from(x),
-                Arg::I64(x) => x.cast_unsigned(),
-                Arg::U64(x) => x,
-            })
-            .collect();
+        // Every argument in a slot of its own, as wide as the widest; a narrower one in the first bytes of it
+        // (little-endian).
+        let word = |x: u64| Ok(TensorMap::of(x));
+        let slots = launch.args.iter().map(|arg| match *arg {
+            Arg::Buffer(buffer, offset) => word(buffer.pointer(offset)),
+            Arg::Null => word(0),
+            Arg::F32(x) => word(u64::from(x.to_bits())),
+            Arg::I32(x) => word(u64::from(x.cast_unsigned())),
+            Arg::U32(x) => word(u64::from(x)),
+            Arg::I64(x) => word(x.cast_unsigned()),
+            Arg::U64(x) => word(x),
+            Arg::Tiles(tiles) => self.tensor_map(&tiles),
+        });
+        let mut slots = slots.collect::<Result<Vec<TensorMap>>>()?;
         let mut pointers: Vec<*mut c_void> =
             slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);

@@ -1,12 +1,14 @@
 //! Products on a card: descriptors kept by shape, and the search for the fastest algorithm.
 //!
 //! Without a search a product takes the library's first guess. What a search found is kept in a file by card,
-//! driver and library version, and each choice is checked by the library before it is used.
+//! driver and library version, and each choice is checked by the library before it is used. For some cards and library
+//! versions choices come with this program.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -20,8 +22,14 @@ use crate::library::LibraryInfo;
 use crate::matmul::{Matmul, MatmulKey, MatrixType};
 use crate::{Buffer, CudaError, Gpu, Result};
 
-/// Algorithms asked for in one search.
-const CANDIDATES: usize = 64;
+/// Algorithms that the library is asked to propose.
+const PROPOSED: usize = 64;
+/// Settings of the library's algorithms that are tried beside those it proposes.
+const SETTINGS: usize = 128;
+/// Candidates that every search tries, however long they take.
+const LEAST: usize = 32;
+/// Time of a search after which it ends with what it has.
+const ENOUGH: Duration = Duration::from_millis(300);
 
 /// What the search for one product found.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,10 +72,12 @@ pub(crate) struct Products {
 impl Products {
     pub(crate) fn new(lt: CublasLt, gpu_name: &str, driver_version: &str) -> Products {
         let identity = json!({ "gpu": gpu_name, "driver": driver_version, "cublaslt": lt.version });
+        let mut chosen = shipped(gpu_name, lt.version);
         let store = Store::new(cache_folder().map(|f| f.join("products")), identity);
+        chosen.extend(store.read());
         // The card stays open to the end of the process, and its library with it.
         let lt: &'static CublasLt = Box::leak(Box::new(lt));
-        Products { lt, plans: Mutex::default(), chosen: Mutex::new(store.read()), store }
+        Products { lt, plans: Mutex::default(), chosen: Mutex::new(chosen), store }
     }
 
     pub(crate) fn library(&self) -> LibraryInfo {
@@ -117,7 +127,7 @@ impl Products {
     pub(crate) fn tune(&self, gpu: &Gpu, specs: &[Matmul], stream: Handle) -> Result<Vec<Tuning>> {
         let workspace = gpu.workspace()?;
         let mut results = Vec::new();
-        let mut found = 0;
+        let mut found = BTreeMap::new();
         for spec in specs {
             if spec.m == 0 || spec.n == 0 || spec.k == 0 || spec.batch == 0 {
                 continue;
@@ -128,7 +138,7 @@ impl Products {
                     Some(choice) => Choice { candidates: 0, ..choice },
                     None => match search(gpu, spec, &problem, case, workspace, stream) {
                         Ok(choice) => {
-                            found += 1;
+                            found.insert(name_of(case), choice);
                             lock(&self.chosen).insert(name_of(case), choice);
                             lock(&self.plans).remove(&case);
                             choice
@@ -144,8 +154,8 @@ impl Products {
                 results.push(Tuning { spec: *spec, candidates, default_us, best_us });
             }
         }
-        if found > 0
-            && let Err(error) = self.store.write(&lock(&self.chosen))
+        if !found.is_empty()
+            && let Err(error) = self.store.write(&found)
         {
             tracing::warn!(
                 "the choices of algorithms are not kept: {error}; set RUSTINGBRAIN_CACHE to a folder that can be \
@@ -196,12 +206,11 @@ fn search(
     let mut candidates = vec![default];
     // The second search, without scratch memory, finds algorithms that the first has crowded out.
     for workspace_bytes in [WORKSPACE_BYTES, 0] {
-        for found in problem.candidates(case.1, workspace_bytes, CANDIDATES)? {
-            if candidates.iter().all(|c| c.algorithm != found.algorithm) {
-                candidates.push(found);
-            }
-        }
+        candidates.extend(problem.candidates(case.1, workspace_bytes, PROPOSED)?);
     }
+    candidates.extend(problem.settings(&case.0, case.1, SETTINGS));
+    let mut seen = BTreeSet::new();
+    candidates.retain(|c| seen.insert(c.algorithm));
     let [a_bytes, b_bytes, c_bytes] = spec.spans().ok_or_else(|| CudaError::Unsupported {
         what: format!("product {spec}"),
         reason: "sizes overflow".into(),
@@ -224,18 +233,21 @@ fn search(
         })?;
         Ok(milliseconds * 1e3 / times as f64)
     };
-    let mut best: Option<(f64, Algorithm)> = None;
-    let (mut ran, mut default_us) = (0, f64::INFINITY);
+    let mut timed: Vec<(f64, Algorithm)> = Vec::new();
+    let mut judge = None;
+    let (mut least, mut default_us) = (f64::INFINITY, f64::INFINITY);
+    let began = Instant::now();
     for (at, candidate) in candidates.iter().enumerate() {
+        if timed.len() >= LEAST && began.elapsed() > ENOUGH {
+            break;
+        }
         // The library may refuse a candidate that it offered itself; what fails on the card is seen here too.
         if run(&candidate.algorithm, 2).is_err() {
             gpu.synchronize()?;
             continue;
         }
-        ran += 1;
         let rough = run(&candidate.algorithm, 1)?;
-        let hopeless = best.is_some_and(|(us, _)| rough > 2.0 * us + 20.0);
-        let us = if hopeless {
+        let us = if rough > 1.5 * least + 10.0 {
             rough
         } else {
             let times = (200.0 / rough.max(1.0)).clamp(1.0, 50.0) as usize;
@@ -249,39 +261,100 @@ fn search(
         if at == 0 {
             default_us = us;
         }
-        if best.is_none_or(|(least, _)| us < least) {
-            best = Some((us, candidate.algorithm));
-        }
+        judge = judge.or(Some(candidate.algorithm));
+        least = least.min(us);
+        timed.push((us, candidate.algorithm));
     }
-    let (best_us, algorithm) = best.ok_or_else(|| CudaError::Unsupported {
+    let ran = timed.len();
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let result = |algorithm: &Algorithm| -> Result<Vec<u8>> {
+        c.fill(gpu, spec.c)?;
+        run(algorithm, 1)?;
+        c.sample(gpu)
+    };
+    // A wrong or changing result, however fast, is none. The judge is the library's first proposal that ran.
+    let expected = match judge {
+        Some(judge) => result(&judge)?,
+        None => Vec::new(),
+    };
+    for (best_us, algorithm) in timed {
+        let got = result(&algorithm)?;
+        if agree(spec.c, &expected, &got) && result(&algorithm)? == got {
+            tracing::debug!("{spec}: {best_us:.1} us, first guess {default_us:.1} us, of {ran} algorithms");
+            return Ok(Choice { algorithm, candidates: ran, default_us, best_us });
+        }
+        tracing::warn!("product {spec}: an algorithm of {best_us:.1} us gives other values; it is not used");
+    }
+    Err(CudaError::Unsupported {
         what: format!("product {spec}"),
         reason: format!("none of {} algorithms runs", candidates.len()),
-    })?;
-    tracing::debug!("{spec}: {best_us:.1} us, first guess {default_us:.1} us, of {ran} algorithms");
-    Ok(Choice { algorithm, candidates: ran, default_us, best_us })
+    })
+}
+
+/// Whether two results of a product are the same but for rounding.
+fn agree(of: MatrixType, expected: &[u8], got: &[u8]) -> bool {
+    let values = |bytes: &[u8]| -> Vec<f32> {
+        match of {
+            MatrixType::F32 => {
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            }
+            MatrixType::Bf16 => {
+                bytes.chunks_exact(2).map(|b| f32::from_le_bytes([0, 0, b[0], b[1]])).collect()
+            }
+        }
+    };
+    let (expected, got) = (values(expected), values(got));
+    let square: f32 = expected.iter().map(|x| x * x).sum();
+    let unit = (square / expected.len().max(1) as f32).sqrt();
+    // Two roundings of a bf16 result; sums in fp32 in another order are far closer than a hundredth.
+    let far = |x: f32, y: f32| (x - y).abs() > 0.01 * (unit + x.abs());
+    !expected.iter().zip(&got).any(|(&x, &y)| far(x, y) || y.is_nan()) && unit.is_finite()
 }
 
 /// A matrix of random values, at an address with exactly the alignment asked for.
 struct Operand {
     buffer: Buffer,
     offset: usize,
+    bytes: usize,
+    seed: u64,
 }
+
+/// Bytes that [`Operand::sample`] reads at each of three places.
+const SAMPLE: usize = 1 << 20;
 
 impl Operand {
     fn random(gpu: &Gpu, of: MatrixType, bytes: usize, alignment: u32, seed: u64) -> Result<Operand> {
         // Blocks start at multiples of 512 bytes.
         let offset = if alignment >= 256 { 0 } else { alignment as usize };
         let buffer = gpu.alloc_for(offset + bytes, "search for algorithms")?;
-        let start = random_bytes(of, bytes.min(4 << 20), seed);
-        gpu.upload(&buffer, offset, &start)?;
+        let operand = Operand { buffer, offset, bytes, seed };
+        operand.fill(gpu, of)?;
+        Ok(operand)
+    }
+
+    fn fill(&self, gpu: &Gpu, of: MatrixType) -> Result<()> {
+        let start = random_bytes(of, self.bytes.min(4 << 20), self.seed);
+        gpu.upload(&self.buffer, self.offset, &start)?;
         // What is there is copied behind itself until the matrix is full.
         let mut filled = start.len();
-        while filled < bytes {
-            let more = filled.min(bytes - filled);
-            gpu.copy(&buffer, offset + filled, &buffer, offset, more)?;
+        while filled < self.bytes {
+            let more = filled.min(self.bytes - filled);
+            gpu.copy(&self.buffer, self.offset + filled, &self.buffer, self.offset, more)?;
             filled += more;
         }
-        Ok(Operand { buffer, offset })
+        Ok(())
+    }
+
+    /// What stands at the beginning, in the middle and at the end.
+    fn sample(&self, gpu: &Gpu) -> Result<Vec<u8>> {
+        let length = SAMPLE.min(self.bytes);
+        let mut all = Vec::new();
+        for at in [0, (self.bytes - length) / 2 / 4 * 4, self.bytes - length] {
+            let mut part = vec![0; length];
+            gpu.download(&self.buffer, self.offset + at, &mut part)?;
+            all.extend(part);
+        }
+        Ok(all)
     }
 
     fn pointer(&self) -> u64 {
@@ -310,6 +383,28 @@ fn random_bytes(of: MatrixType, bytes: usize, seed: u64) -> Vec<u8> {
     out
 }
 
+/// Choices that come with this program, for the shapes of common models. To make one anew, take its line out of
+/// [`SHIPPED`], train with `run.tune_products` on the card, and copy the file that the search wrote without the
+/// driver of its first line.
+const SHIPPED: &[&str] = &[include_str!("../choices/nvidia_h200_130100.jsonl")];
+
+fn shipped(gpu_name: &str, version: usize) -> BTreeMap<String, Choice> {
+    let wanted = json!({ "gpu": gpu_name, "cublaslt": version });
+    let mut chosen = BTreeMap::new();
+    for text in SHIPPED {
+        let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).ok());
+        if lines.next().flatten().as_ref() == Some(&wanted) {
+            chosen.extend(choices_of(lines));
+        }
+    }
+    chosen
+}
+
+/// All lines that read well.
+fn choices_of(lines: impl Iterator<Item = Option<Value>>) -> BTreeMap<String, Choice> {
+    lines.flatten().filter_map(|line| choice_of(&line)).collect()
+}
+
 /// The file of choices: a line that says for what machine, then a line for each product.
 struct Store {
     file: Option<PathBuf>,
@@ -329,7 +424,7 @@ impl Store {
         if lines.next().flatten().as_ref() != Some(&self.identity) {
             return BTreeMap::new();
         }
-        lines.flatten().filter_map(|line| choice_of(&line)).collect()
+        choices_of(lines)
     }
 
     /// Adds these choices to those on disk, in a whole new file.
@@ -420,10 +515,42 @@ mod tests {
     }
 
     #[test]
+    fn shipped_choices_read_well() {
+        for text in SHIPPED {
+            let identity: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+            let (gpu, version) = (&identity["gpu"], &identity["cublaslt"]);
+            let found = shipped(gpu.as_str().unwrap(), version.as_u64().unwrap() as usize);
+            assert_eq!(found.len(), text.lines().count() - 1, "{identity}: damaged or repeated lines");
+            assert!(found.values().all(|c| c.candidates >= LEAST && c.best_us <= c.default_us));
+        }
+        assert!(shipped("another card", 130_100).is_empty());
+    }
+
+    #[test]
     fn without_a_folder_nothing_is_kept() {
         let store = Store::new(None, json!({}));
         store.write(&BTreeMap::from([("a".to_string(), choice(1))])).unwrap();
         assert!(store.read().is_empty());
+    }
+
+    #[test]
+    fn wrong_results_do_not_agree() {
+        for of in [MatrixType::F32, MatrixType::Bf16] {
+            let expected = random_bytes(of, 4000, 1);
+            assert!(agree(of, &expected, &expected));
+            let size = of.size_bytes();
+            for value in [f32::NAN, f32::INFINITY, 0.5] {
+                let mut got = expected.clone();
+                got[400..][..size].copy_from_slice(&value.to_le_bytes()[4 - size..]);
+                assert!(!agree(of, &expected, &got), "{value}");
+            }
+            // The last bit of a value is rounding.
+            let mut got = expected.clone();
+            got[400] ^= 1;
+            assert!(agree(of, &expected, &got));
+        }
+        let nan = f32::NAN.to_le_bytes();
+        assert!(!agree(MatrixType::F32, &nan, &nan));
     }
 
     #[test]

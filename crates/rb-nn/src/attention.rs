@@ -1,8 +1,9 @@
 //! [`SelfAttention`]: grouped-query attention with rotary positions.
 
-use rb_autograd::ops::attention::AttentionMask;
+use rb_autograd::ops::attention::{AttentionMask, AttentionOptions};
 use rb_autograd::ops::rope::RopeTable;
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 use rb_tensor::Tensor;
 
 use crate::{Linear, LlamaConfig, Result, RmsNorm};
@@ -20,7 +21,8 @@ pub struct AttentionContext<'a> {
 /// Causal self-attention of `H` query heads over `G` key and value heads of width `D`.
 ///
 /// - **Computes** `softmax(rope(q) rope(k)^T / sqrt(D)) v`, then the output product. With QK-norm, queries and
-///   keys are normalised for each head before they are rotated (Qwen3's order).
+///   keys are normalised for each head before they are rotated (Qwen3's order). A window and a cap of the config
+///   apply on top of the mask.
 /// - **Shapes** `x [B, T, C]` -> `[B, T, C]`.
 /// - **Source** arXiv:2305.13245 (groups), arXiv:2104.09864 (rotation).
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,7 @@ pub struct SelfAttention {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    options: AttentionOptions,
 }
 
 impl SelfAttention {
@@ -50,25 +53,37 @@ impl SelfAttention {
         let mut norm =
             |name: &str| RmsNorm::init(builder, &format!("{prefix}.{name}"), head_dim, config.rms_norm_eps);
         let qk_norm = if config.use_qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
-        Ok(SelfAttention { qkv, out, qk_norm, heads, kv_heads, head_dim })
+        let options = AttentionOptions {
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            softcap: config.attn_logit_softcapping,
+            window: config.sliding_window,
+        };
+        Ok(SelfAttention { qkv, out, qk_norm, heads, kv_heads, head_dim, options })
     }
 
     /// Applies attention.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
         let (batch, len) = (x.shape()[0], x.shape()[1]);
         let (h, g, d) = (self.heads, self.kv_heads, self.head_dim);
-        let scale = 1.0 / (d as f64).sqrt();
+        let scale = if active(Defect::ScoresNotScaled) { 1.0 } else { self.options.scale };
+        let options = AttentionOptions { scale, ..self.options };
         let qkv = ops::reshape(&self.qkv.forward(tape, x)?, [batch, len, h + 2 * g, d])?;
         let y = match &self.qk_norm {
+            None if active(Defect::FusedPathNeverRan) => {
+                let heads = |start, count| ops::slice(&qkv, 2, start, count);
+                let q = ops::rope(&heads(0, h)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&heads(h, g)?, cx.positions, cx.rope, g)?;
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
+            }
             None => {
                 let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
-                ops::attention_packed(&rotated, h, g, cx.mask, scale)?
+                ops::attention_packed(&rotated, h, g, cx.mask, options)?
             }
             Some((q_norm, k_norm)) => {
                 let heads = |start, count| ops::slice(&qkv, 2, start, count);
                 let q = ops::rope(&q_norm.forward(tape, &heads(0, h)?)?, cx.positions, cx.rope, h)?;
                 let k = ops::rope(&k_norm.forward(tape, &heads(h, g)?)?, cx.positions, cx.rope, g)?;
-                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, scale)?
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
             }
         };
         self.out.forward(tape, &ops::reshape(&y, [batch, len, h * d])?)

@@ -1,6 +1,7 @@
 //! [`DecoderBlock`]: attention and feed-forward layer, each behind a norm and beside a residual.
 
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 
 use crate::{AttentionContext, LlamaConfig, NnError, Result, RmsNorm, SelfAttention, SwigluMlp};
 
@@ -70,6 +71,7 @@ impl DecoderBlock {
         recompute: Recompute,
     ) -> Result<Var<'t>> {
         let block = *self;
+        let recompute = if active(Defect::RecomputeNeverRan) { Recompute::None } else { recompute };
         match recompute {
             Recompute::None => {
                 let h = self.attend(tape, x, cx)?;
@@ -101,7 +103,10 @@ impl DecoderBlock {
     ) -> Result<Stream<'t>> {
         let (x, normed) = stream.normed(tape, &self.input_norm)?;
         let branch = Some(self.attention.forward(tape, &normed, cx)?);
-        let (x, normed) = Stream { x, branch }.normed(tape, &self.post_norm)?;
+        let (x, mut normed) = Stream { x, branch }.normed(tape, &self.post_norm)?;
+        if active(Defect::DetachedBranch) {
+            normed = tape.constant(normed.detach());
+        }
         Ok(Stream { x, branch: Some(self.mlp.forward(tape, &normed)?) })
     }
 
@@ -110,6 +115,9 @@ impl DecoderBlock {
     }
 
     fn feed_forward<'t>(&self, tape: &'t Tape<'t>, h: &Var<'t>) -> Result<Var<'t>> {
+        if active(Defect::DetachedBranch) {
+            return self.mlp.forward(tape, &self.post_norm.forward(tape, &tape.constant(h.detach()))?);
+        }
         self.mlp.forward(tape, &self.post_norm.forward(tape, h)?)
     }
 }

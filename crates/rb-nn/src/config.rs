@@ -8,7 +8,7 @@ use crate::{NnError, Result};
 
 /// Shape of a Llama-style decoder. Written in TOML under `[model]` and in `config.json`.
 ///
-/// **Source** `transformers.LlamaConfig` and `Qwen3Config`; defaults are Llama's where one exists.
+/// **Source** `transformers.LlamaConfig`, `MistralConfig` and `Qwen3Config`; defaults are Llama's where one exists.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LlamaConfig {
@@ -50,6 +50,14 @@ pub struct LlamaConfig {
     /// Whether queries and keys are normalised for each head (Qwen3).
     #[serde(default)]
     pub use_qk_norm: bool,
+    /// Tokens that a token sees at most, itself included; all before it if left out (Mistral, and Qwen3 with
+    /// `use_sliding_window` in every layer).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// Attention scores become `c tanh(score / c)` with this `c` (Gemma 2's key). No model of transformers computes it
+    /// in this architecture, so that it refuses the exported `config.json` instead of computing something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attn_logit_softcapping: Option<f64>,
     /// Whether the output product uses the embedding's weights.
     #[serde(default)]
     pub tie_word_embeddings: bool,
@@ -127,6 +135,8 @@ impl LlamaConfig {
             rope_scaling: None,
             attention_bias: false,
             use_qk_norm: false,
+            sliding_window: None,
+            attn_logit_softcapping: None,
             tie_word_embeddings: false,
             bos_token_id: None,
             eos_token_id: None,
@@ -202,6 +212,19 @@ impl LlamaConfig {
                 return Err(wrong(key, value, "a finite number above 0"));
             }
         }
+        if let Some(window) = self.sliding_window {
+            if window == 0 || window > i32::MAX as usize {
+                return Err(wrong("sliding_window", window, "1 to 2147483647, or left out"));
+            }
+            if self.attention_bias && !self.use_qk_norm {
+                let rule =
+                    "left out: transformers has no such model with attention_bias, which needs use_qk_norm";
+                return Err(wrong("sliding_window", window, rule));
+            }
+        }
+        if let Some(cap) = self.attn_logit_softcapping.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(wrong("attn_logit_softcapping", cap, "a finite number above 0, or left out"));
+        }
         match &self.rope_scaling {
             Some(RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. })
                 if !(factor.is_finite() && *factor >= 1.0) =>
@@ -251,6 +274,8 @@ pub(crate) mod tests {
             rope_scaling: None,
             attention_bias: false,
             use_qk_norm: false,
+            sliding_window: None,
+            attn_logit_softcapping: None,
             tie_word_embeddings: true,
             bos_token_id: None,
             eos_token_id: None,
@@ -282,6 +307,10 @@ pub(crate) mod tests {
             message(|c| c.eos_token_id = Some(10))
                 .contains("eos_token_id is 10, expected below vocab_size 10")
         );
+        assert!(message(|c| c.sliding_window = Some(0)).contains("sliding_window is 0"));
+        let biased = message(|c| (c.sliding_window, c.attention_bias) = (Some(8), true));
+        assert!(biased.contains("sliding_window is 8, expected left out: transformers has no such model"));
+        assert!(message(|c| c.attn_logit_softcapping = Some(-1.0)).contains("attn_logit_softcapping is -1"));
         let factor = |factor| Some(RopeScaling::Linear { factor });
         assert!(
             message(|c| c.rope_scaling = Some(RopeScaling::Linear { factor: f64::NAN })).contains("is NaN")

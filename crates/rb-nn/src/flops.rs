@@ -18,11 +18,14 @@ pub fn num_parameters(config: &LlamaConfig) -> usize {
 /// and down of each layer, and the output product, tied or not (reading the embedding multiplies nothing).
 /// The second term is causal attention: `q k^T` and `p v` take `4 T H D` forward and twice that backward for
 /// each layer, and half of it lies below the diagonal; the convention without that half has `12 L T H D`.
+/// A sliding window of `W` tokens leaves `W - W^2 / 2T` of the `T / 2` tokens that a token sees in the mean.
 /// Norms, rotation, activation, softmax and loss are left out.
 /// **Source** arXiv:2204.02311, appendix B, with the causal half as in llm.c.
 pub fn flops_per_token(config: &LlamaConfig, seq_len: usize) -> f64 {
-    let attention = config.num_hidden_layers * seq_len * config.num_attention_heads * config.head_dim();
-    6.0 * product_elements(config) as f64 + 6.0 * attention as f64
+    let (len, window) = (seq_len as f64, config.sliding_window.unwrap_or(seq_len).min(seq_len) as f64);
+    let seen = if len == 0.0 { 0.0 } else { window - window * window / (2.0 * len) };
+    let width = config.num_hidden_layers * config.num_attention_heads * config.head_dim();
+    6.0 * product_elements(config) as f64 + 12.0 * seen * width as f64
 }
 
 /// Elements of all matrices, the vocabulary counted once.
@@ -56,6 +59,10 @@ mod tests {
         let layer = 24 * 16 + 2 * 12 * 16 + 16 * 24 + 3 * 40 * 16;
         assert_eq!(num_parameters(&config), 3 * (layer + 32) + 1600 + 16);
         assert_eq!(flops_per_token(&config, 50), 6.0 * (3 * layer + 1600 + 3 * 50 * 24) as f64);
+        // Each of 50 tokens sees 20 - 400 / 100 in the mean.
+        let windowed = LlamaConfig { sliding_window: Some(20), ..config.clone() };
+        assert_eq!(flops_per_token(&windowed, 50), 6.0 * (3 * layer + 1600 + 2 * 3 * 16 * 24) as f64);
+        assert_eq!(flops_per_token(&windowed, 20), flops_per_token(&config, 20));
         let untied = LlamaConfig { tie_word_embeddings: false, ..config.clone() };
         assert_eq!(num_parameters(&untied), num_parameters(&config) + 1600);
         assert_eq!(flops_per_token(&untied, 50), flops_per_token(&config, 50));

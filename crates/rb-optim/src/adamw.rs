@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rb_autograd::{Float, GradStore, ParamStore};
 use rb_cuda::{Kernel, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::Tensor;
 
 use crate::error::require;
@@ -63,7 +64,8 @@ impl AdamW {
     fn update(&self) -> AdamWUpdate {
         let lr = self.state.rate();
         let AdamWConfig { beta1, beta2, eps, weight_decay } = self.config;
-        let t = (self.state.steps + 1) as f64;
+        let corrected = !active(Defect::BiasCorrectionMissing);
+        let t = if corrected { (self.state.steps + 1) as f64 } else { f64::INFINITY };
         AdamWUpdate {
             keep: 1.0 - lr * weight_decay,
             beta1,
@@ -164,6 +166,9 @@ impl Update<2> for AdamWUpdate {
             *m += rate1 * (g - *m);
             *v = beta2 * *v + rate2 * (g * g);
             *p = *p * keep - step_size * (*m / (v.sqrt() * correction2 + eps));
+            if active(Defect::UpdateRoundedAway) {
+                *p = T::from_f64(rb_tensor::bf16::from_f64(p.to_f64()).to_f64());
+            }
         }
     }
 

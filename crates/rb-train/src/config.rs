@@ -9,6 +9,7 @@ mod validate;
 use std::path::PathBuf;
 
 use rb_nn::{LlamaConfig, Recompute};
+use rb_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use load::apply;
@@ -45,11 +46,13 @@ pub struct RunSection {
     pub seed: u64,
     /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
     pub device: DeviceChoice,
-    /// `auto` (`bf16` on a GPU, `fp32` on the CPU), `fp32` or `bf16`. Weights, gradients and optimizer state are
-    /// fp32 in each.
+    /// `auto` (`bf16` on a GPU, `fp32` on the CPU), `fp32` or `bf16`. Weights and optimizer state are fp32 in each.
     pub precision: Precision,
     /// Element type of the residual stream with bf16: `fp32`, as PyTorch's autocast, or `bf16`.
-    pub residual_dtype: ResidualDtype,
+    pub residual_dtype: WideDtype,
+    /// Element type of the gradients of parameters with bf16: `fp32`, or `bf16`, which takes half the memory and
+    /// rounds sums over micro-batches.
+    pub gradient_dtype: WideDtype,
     /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
     /// library. Bits repeat as long as that file stays.
     pub tune_products: bool,
@@ -68,7 +71,8 @@ impl Default for RunSection {
             seed: 0,
             device: DeviceChoice::Auto,
             precision: Precision::Auto,
-            residual_dtype: ResidualDtype::Fp32,
+            residual_dtype: WideDtype::Fp32,
+            gradient_dtype: WideDtype::Fp32,
             tune_products: true,
             graph: true,
             gpu_memory_budget_mib: None,
@@ -101,14 +105,23 @@ pub enum Precision {
     Bf16,
 }
 
-/// Element type of the residual stream in bf16 mixed precision.
+/// Element type of what bf16 mixed precision keeps in fp32 unless told otherwise, as PyTorch's autocast does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ResidualDtype {
-    /// fp32, as PyTorch's autocast gives it.
+pub enum WideDtype {
+    /// fp32.
     Fp32,
-    /// bf16: half the traffic and memory of the stream.
+    /// bf16: half the traffic and memory.
     Bf16,
+}
+
+impl From<WideDtype> for DType {
+    fn from(dtype: WideDtype) -> DType {
+        match dtype {
+            WideDtype::Fp32 => DType::F32,
+            WideDtype::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// `[data]`
@@ -216,6 +229,14 @@ pub struct TrainSection {
     pub frozen: Vec<String>,
     /// What a step with a non-finite loss or gradient does.
     pub on_non_finite: OnNonFinite,
+    /// What a step does whose loss or gradient norm is far above those of the steps before.
+    pub on_spike: OnSpike,
+    /// How far that is, in robust standard deviations (1.4826 times the median absolute deviation).
+    pub spike_zscore: f64,
+    /// Steps that a step is compared with, at least 20.
+    pub spike_window: usize,
+    /// Steps between lines of `statistics.jsonl`: sizes of every activation, gradient and weight. 0 turns them off.
+    pub statistics_steps: u64,
     /// Steps between log lines.
     pub logging_steps: u64,
     /// Steps between evaluations; 0 turns them off.
@@ -258,6 +279,10 @@ impl Default for TrainSection {
             recompute: RecomputeChoice::None,
             frozen: Vec::new(),
             on_non_finite: OnNonFinite::Stop,
+            on_spike: OnSpike::Warn,
+            spike_zscore: 10.0,
+            spike_window: 128,
+            statistics_steps: 0,
             logging_steps: 10,
             eval_steps: 100,
             eval_max_sequences: 0,
@@ -328,4 +353,20 @@ pub enum OnNonFinite {
     Stop,
     /// Leave the weights as they are, count the step and go on.
     Skip,
+}
+
+/// What happens at a step whose loss or gradient norm is a spike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnSpike {
+    /// Nothing: it is not looked for.
+    Off,
+    /// A warning in the log and in the metrics.
+    Warn,
+    /// The weights stay as they are. On a GPU each step is then waited for.
+    Skip,
+    /// The run stops with exit code 3.
+    Stop,
+    /// Weights and optimizer state of the newest checkpoint are taken again; the data go on. A few times at most.
+    Rollback,
 }

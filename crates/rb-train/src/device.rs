@@ -2,9 +2,9 @@
 
 use rb_autograd::Precision;
 use rb_cuda::{CudaError, Gpu, GpuOptions};
-use rb_tensor::{DType, Device};
+use rb_tensor::Device;
 
-use crate::config::{DeviceChoice, Precision as PrecisionChoice, ResidualDtype, RunSection};
+use crate::config::{DeviceChoice, Precision as PrecisionChoice, RunSection};
 use crate::{Result, TrainError};
 
 /// The device for the choice in a config, and a line for the user where `auto` passes a GPU over.
@@ -52,13 +52,9 @@ pub fn precision(run: &RunSection, device: Device) -> Result<Precision> {
     }
 }
 
-/// bf16 mixed precision with the run's residual stream.
+/// bf16 mixed precision with the run's residual stream and gradients.
 pub(crate) fn mixed(run: &RunSection) -> Precision {
-    let residual = match run.residual_dtype {
-        ResidualDtype::Fp32 => DType::F32,
-        ResidualDtype::Bf16 => DType::BF16,
-    };
-    Precision::Bf16 { residual }
+    Precision::Bf16 { residual: run.residual_dtype.into(), gradients: run.gradient_dtype.into() }
 }
 
 /// A budget in MiB as bytes.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use rb_autograd::ops::attention::mma_reason;
 use rb_autograd::{GradStore, ParamBuilder, Precision};
 use rb_cuda::{Gpu, GpuOptions, Matmul, MemoryStats, PrepareStats, Unit};
 use rb_data::Batch;
@@ -30,6 +31,8 @@ pub struct Plan {
     pub products: Vec<Matmul>,
     /// Launches in a step, products included.
     pub launches: u64,
+    /// Why attention in bf16 runs on the plain kernels, many times slower than on tensor cores, if it does.
+    pub plain_attention: Option<String>,
 }
 
 /// Plans a step of `config` (whose vocabulary is known) for a card of this compute capability, with layers that
@@ -83,6 +86,10 @@ pub fn plan(
         units: gpu.units(),
         products: gpu.matmuls(),
         launches,
+        plain_attention: match precision {
+            Precision::Full => None,
+            Precision::Bf16 { .. } => mma_reason(capability, config.model.head_dim()),
+        },
     })
 }
 
@@ -308,6 +315,9 @@ impl Plan {
             stats.compiled,
             stats.cached
         ));
+        if let Some(reason) = &self.plain_attention {
+            say(&plain_attention_notice(reason));
+        }
         Ok(stats)
     }
 
@@ -345,8 +355,15 @@ impl Plan {
         let _ = writeln!(text, "taken from the driver {}", mib(self.reserved_bytes));
         let _ = writeln!(text, "kernels to compile    {}", self.units.len());
         let _ = writeln!(text, "launches a step       {}", self.launches);
+        if let Some(reason) = &self.plain_attention {
+            let _ = writeln!(text, "{}", plain_attention_notice(reason));
+        }
         text
     }
+}
+
+fn plain_attention_notice(reason: &str) -> String {
+    format!("attention runs without tensor cores, many times slower: {reason}")
 }
 
 fn mib(bytes: usize) -> String {

@@ -180,7 +180,7 @@ fn missing_inputs() -> crate::TrainError {
 fn enqueue(parts: &mut Parts<'_>, inputs: &Inputs) -> Result<[Tensor; 2]> {
     let options = inputs.loss_options()?;
     let micro_batches = (0..inputs.key.micro_batches).map(|at| inputs.micro_batch(at));
-    let loss = step::accumulate(parts.model, parts.params, parts.grads, micro_batches, &options)?;
+    let loss = step::accumulate(parts.model, parts.params, parts.grads, micro_batches, |_| options.clone())?;
     let grad_norm =
         parts.optimizer.rated_step(parts.params, parts.grads, inputs.key.max_grad_norm, &loss)?;
     Ok([loss, grad_norm])
@@ -306,7 +306,7 @@ mod tests {
             let model = CausalLm::init(&config, &mut builder).unwrap();
             let mut params = builder.build_zeros(DType::F32, device).unwrap();
             if device != Device::Cpu {
-                params.set_precision(Precision::Bf16 { residual: DType::F32 }).unwrap();
+                params.set_precision(Precision::MIXED).unwrap();
             }
             let grads = GradStore::new(&params).unwrap();
             let adam = AdamW::new(AdamWConfig::default(), &params).unwrap();

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicBool;
 
 use rb_autograd::Precision;
 use rb_nn::{LlamaConfig, Recompute};
-use rb_tensor::DType;
 use rb_train::observe::Record;
 use rb_train::{Config, Override, Trainer, plan};
 
@@ -38,7 +37,7 @@ eval_steps = 2
 save_steps = 2
 "#;
 
-const MIXED: Precision = Precision::Bf16 { residual: DType::F32 };
+const MIXED: Precision = Precision::MIXED;
 
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -158,4 +157,27 @@ fn what_does_not_fit_is_refused_with_a_setting_that_does() {
     for (budget, want) in [(none, Recompute::None), (mlp, Recompute::Mlp), (block, Recompute::Block)] {
         assert_eq!(plan::choose(&config, (9, 0), MIXED, budget).unwrap().recompute, want);
     }
+}
+
+#[test]
+fn a_plan_takes_tensor_cores_for_attention_or_says_why_not() {
+    let mut config = large();
+    config.model.num_hidden_layers = 1;
+    config.train.per_device_train_batch_size = 1;
+    let kernels = |config: &Config, precision| {
+        let plan = plan::plan(config, (8, 6), precision, Recompute::None).unwrap();
+        let names: Vec<&str> = plan.units.iter().map(|unit| unit.name).collect();
+        (names.contains(&"attention_mma_fwd"), names.contains(&"attention_fwd"), plan.table())
+    };
+    let (mma, plain, table) = kernels(&config, MIXED);
+    assert!(mma && !plain && !table.contains("without tensor cores"), "{table}");
+    // fp32 has no tensor core path and asks for none.
+    let (mma, plain, table) = kernels(&config, Precision::Full);
+    assert!(!mma && plain && !table.contains("without tensor cores"), "{table}");
+    config.model.head_dim = Some(80);
+    config.model.use_qk_norm = true;
+    let (mma, plain, table) = kernels(&config, MIXED);
+    assert!(!mma && plain, "{table}");
+    let notice = "attention runs without tensor cores, many times slower: a head size of 80 is none of 32, 64, 96 and 128";
+    assert!(table.contains(notice), "{table}");
 }

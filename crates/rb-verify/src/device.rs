@@ -14,8 +14,9 @@ use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
+use crate::attention::{tile_units, verify_attention};
 use crate::suite::verify_variants_on;
-use crate::{Check, Report, Result};
+use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
 /// Every kernel, with its constants, that the cases of the registry and a small model's training launch on a card
 /// of this compute capability: found on a dry run.
@@ -32,7 +33,9 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
-    gpu.units()
+    let mut units = gpu.units();
+    units.extend(tile_units(capability).unwrap_or_default());
+    units
 }
 
 /// How much of the checks of a GPU runs.
@@ -79,6 +82,9 @@ pub fn verify_device(
             push(&mut report, one(operation(op.name, &(op.cases)(), &comparisons, gpu, seed)));
         }
     }
+    if extent != Extent::Cover {
+        push(&mut report, verify_attention(gpu, seed, !full)?);
+    }
     for precision in precisions() {
         if full {
             let mut scoped = Report::default();
@@ -89,6 +95,7 @@ pub fn verify_device(
             push(&mut report, one(first_steps(gpu, precision)?));
             continue;
         }
+        push(&mut report, small_model_checks(gpu, precision, seed)?);
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
         push(&mut report, one(recomputes(gpu, precision)?));
@@ -102,18 +109,33 @@ pub fn verify_device(
     Ok(report)
 }
 
+/// Gradients against f64 on the host, and the optimizer against its formula.
+fn small_model_checks(gpu: Gpu, precision: Precision, seed: u64) -> Result<Report> {
+    let mut builder = ParamBuilder::default();
+    let model = CausalLm::init(&small_model(), &mut builder)?;
+    let mut params = builder.build(&Rng::new(seed), Device::Cuda(gpu))?;
+    params.set_precision(precision)?;
+    let mut report = one(gradients_follow_f64(&model, &params, seed)?);
+    report.checks.extend(optimizer_follows_formula(&model, &mut params, seed)?);
+    let mut scoped = Report::default();
+    scoped.extend(&format!("device: {}", name_of(precision)), report);
+    Ok(scoped)
+}
+
 fn one(check: Check) -> Report {
     Report { checks: vec![check] }
 }
 
-fn precisions() -> [Precision; 3] {
-    [Precision::Full, Precision::Bf16 { residual: DType::F32 }, Precision::Bf16 { residual: DType::BF16 }]
+fn precisions() -> [Precision; 4] {
+    let halves = Precision::MIXED.with_residual(DType::BF16).with_gradients(DType::BF16);
+    [Precision::Full, Precision::MIXED, Precision::MIXED.with_residual(DType::BF16), halves]
 }
 
 fn name_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Full => "fp32",
-        Precision::Bf16 { residual: DType::BF16 } => "bf16, bf16 residual",
+        Precision::Bf16 { gradients: DType::BF16, .. } => "bf16, bf16 residual and gradients",
+        Precision::Bf16 { residual: DType::BF16, .. } => "bf16, bf16 residual",
         Precision::Bf16 { .. } => "bf16",
     }
 }

@@ -1,28 +1,41 @@
 //! Scaled dot-product attention with grouped key and value heads.
 //!
 //! - **Computes** `y = softmax(q k^T * scale) v` for each head; query head `h` uses key head `h / (Hq/Hkv)`.
+//!   Options: scores `c tanh(q k^T * scale / c)`; at most the last `window` keys of those that the mask shows.
 //! - **Shapes** `q [B, T, Hq, D]`, `k` and `v [B, S, Hkv, D]` with `Hq % Hkv == 0` -> `y [B, T, Hq, D]`.
 //! - **Dtypes** all of one float type; the softmax is computed in that type, the maximum subtracted.
 //! - **Backward** with `p = exp(q k^T * scale - lse)`, `ds = p*(dy v^T - sum(dy*y))*scale`: `dq = ds k`,
-//!   `dk = ds^T q`, `dv = p^T dy`, the last two summed over the heads of a group.
+//!   `dk = ds^T q`, `dv = p^T dy`, the last two summed over the heads of a group; with a cap `ds` has the factor
+//!   `1 - tanh^2` too.
 //! - **Saves** `q`, `k`, `v` and `y` (shared), `lse [B, T, Hq]`; never a `[T, S]` matrix.
 //! - **Errors** `ShapeError` for `k`, `v` or `mask` of another shape or a number of heads that is no
-//!   multiple; `IndexOutOfRange` for a range outside `0..=S`. A query that sees no key gets 0 and gives
-//!   gradient 0.
+//!   multiple; `IndexOutOfRange` for a range outside `0..=S`; `Argument` for a cap that is not above 0 or a
+//!   window of 0. A query that sees no key gets 0 and gives gradient 0.
 //! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q` for heads of at most 256;
-//!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128.
+//!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128;
+//!   `attention_wgmma_fwd`, `attention_wgmma_bwd_q`, `attention_wgmma_bwd_kv` for bf16 heads of 64 or 128 without
+//!   options on Hopper; `attention/select.rs` chooses.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
+//!   arXiv:2310.06825 (window); arXiv:2408.00118 (cap);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
 
 pub(crate) mod cuda;
+mod options;
+mod select;
+mod wgmma;
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
+
+pub use options::AttentionOptions;
+pub use select::{AttentionPath, mma_reason};
+pub use wgmma::wgmma_reason;
 
 /// Which keys each query may see.
 #[derive(Clone, Debug)]
@@ -45,6 +58,9 @@ impl AttentionMask {
         let shape = doc_start.shape();
         if shape.rank() != 2 {
             return Err(ShapeError::new(Attention::NAME, "doc_start", shape, "[B, T]").into());
+        }
+        if active(Defect::DocumentMaskIgnored) {
+            return Ok(AttentionMask::Causal);
         }
         let doc_start = doc_start.to_device(Device::Cpu)?;
         let starts = doc_start.as_slice::<i32>()?;
@@ -86,22 +102,22 @@ impl AttentionMask {
     }
 }
 
-/// Attention of `q [B, T, Hq, D]` over `k` and `v [B, S, Hkv, D]`.
+/// Attention of `q [B, T, Hq, D]` over `k` and `v [B, S, Hkv, D]`; `options` may be the scale alone.
 pub fn attention<'t>(
     q: &Var<'t>,
     k: &Var<'t>,
     v: &Var<'t>,
     mask: &AttentionMask,
-    scale: f64,
+    options: impl Into<AttentionOptions>,
 ) -> Result<Var<'t>> {
     let keys = k.shape().dims().get(1).copied().unwrap_or(0);
     let mask = mask.on(Attention::NAME, q.value.device(), keys)?;
-    apply(Attention { mask, scale }, &[q, k, v])
+    apply(Attention { mask, options: options.into() }, &[q, k, v])
 }
 
 struct Attention {
     mask: AttentionMask,
-    scale: f64,
+    options: AttentionOptions,
 }
 
 saved!(
@@ -111,7 +127,7 @@ saved!(
 impl Attention {
     fn problem(&self, q: &Tensor, k: &Tensor) -> Result<Problem<'_>> {
         let (q, k) = (q.shape(), k.shape());
-        Problem::new(Self::NAME, q, k[1], q[2], k[2], &self.mask, self.scale)
+        Problem::new(Self::NAME, q, k[1], q[2], k[2], &self.mask, self.options)
     }
 }
 
@@ -135,6 +151,7 @@ impl Op for Attention {
             let expected = format!("a number of heads (axis 2) that divides the {} of q {q}", q[2]);
             return Err(ShapeError::new(Self::NAME, "k", k, expected).into());
         }
+        self.options.check(Self::NAME)?;
         self.mask.check(Self::NAME, q[0], q[1])?;
         Ok(q.clone())
     }
@@ -186,7 +203,7 @@ impl Op for Attention {
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, AttentionSaved)> {
         let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
-        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.scale)?;
+        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.options)?;
         let (y, lse) = p.forward(gpu, [q, k, v].map(cuda::Heads::all), out)?;
         let saved = AttentionSaved { q: q.clone(), k: k.clone(), v: v.clone(), y: y.clone(), lse };
         Ok((y, saved))
@@ -200,7 +217,7 @@ impl Op for Attention {
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
         let AttentionSaved { q, k, v, y, lse } = &saved;
-        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.scale)?;
+        let p = cuda::Problem::new(Self::NAME, q.shape(), k.shape()[1], k.shape()[2], &self.mask, self.options)?;
         let dx = |x: &Tensor| crate::cuda::output(gpu, x.shape(), x.dtype());
         let (dq, dk, dv) = (dx(q)?, dx(k)?, dx(v)?);
         let inputs = [q, k, v].map(cuda::Heads::all);
@@ -239,7 +256,7 @@ pub fn cases() -> Vec<Case> {
             attention(&v[0], &v[1], &v[2], &mask, (d as f64).powf(-0.5))
         })
     };
-    let mut cases = Vec::new();
+    let mut cases = option_cases();
     for (t, h, kv, d) in [(1, 4, 2, 3), (2, 3, 3, 4), (7, 4, 1, 5), (33, 6, 2, 8), (67, 2, 1, 32)] {
         for (name, mask) in test_masks(2, t) {
             cases.push(case(format!("{name}, T {t}, heads {h}/{kv}"), [2, t, t, h, kv, d], mask));
@@ -259,6 +276,23 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
+/// Caps and windows, alone and together; the scale is large enough for a cap of 2 to bend most scores.
+fn option_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for [t, h, kv, d] in [[35, 4, 2, 5], [130, 3, 1, 64]] {
+        for (softcap, window, mask) in [(Some(2.0), None, 0), (None, Some(6), 0), (Some(3.0), Some(40), 2)] {
+            let (name, mask) = test_masks(1, t).swap_remove(mask);
+            let options = AttentionOptions { scale: 2.0 * (d as f64).powf(-0.5), softcap, window };
+            let name = format!("{name}, T {t}, heads {h}/{kv}, D {d}, cap {softcap:?}, window {window:?}");
+            let (q, k) = ([1, t, h, d], [1, t, kv, d]);
+            cases.push(Case::normal(name, &[&q, &k, &k], move |v| {
+                attention(&v[0], &v[1], &v[2], &mask, options)
+            }));
+        }
+    }
+    cases
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,9 +305,9 @@ mod tests {
         random(&shape.into(), Fill::Normal, &mut Rng::new(seed)).unwrap()
     }
 
-    fn case(mask: &AttentionMask, scale: f64) -> Case {
-        let mask = mask.clone();
-        Case::normal("test", &[], move |v| attention(&v[0], &v[1], &v[2], &mask, scale))
+    fn case(mask: &AttentionMask, options: impl Into<AttentionOptions>) -> Case {
+        let (mask, options) = (mask.clone(), options.into());
+        Case::normal("test", &[], move |v| attention(&v[0], &v[1], &v[2], &mask, options))
     }
 
     fn close(what: &str, got: &[f64], want: &[f64]) {
@@ -300,7 +334,8 @@ mod tests {
     }
 
     /// `y`, `dq`, `dk`, `dv` by the formula, one score at a time.
-    fn reference(x: &[Tensor], dy: &Tensor, mask: &AttentionMask, scale: f64) -> [Vec<f64>; 4] {
+    fn reference(x: &[Tensor], dy: &Tensor, mask: &AttentionMask, options: AttentionOptions) -> [Vec<f64>; 4] {
+        let AttentionOptions { scale, softcap, window } = options;
         let ([_, t, h, d], [_, s, kv, _]) = (dims(&x[0]), dims(&x[1]));
         let (q, k, v, dy) = (values(&x[0]), values(&x[1]), values(&x[2]), values(dy));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -310,11 +345,17 @@ mod tests {
             let (b, i, head) = (query / (t * h), query / h % t, query % h);
             let row = query * d..(query + 1) * d;
             let keys = sees(mask, [t, s], b, i);
+            let keys = window.map_or(keys.clone(), |w| keys.start.max(keys.end.saturating_sub(w))..keys.end);
             let at = |j: usize| {
                 let key = (b * s + j) * kv + head / (h / kv);
                 key * d..(key + 1) * d
             };
-            let e: Vec<f64> = keys.clone().map(|j| (scale * dot(&q[row.clone()], &k[at(j)])).exp()).collect();
+            let tanh = |j: usize, cap: f64| (scale * dot(&q[row.clone()], &k[at(j)]) / cap).tanh();
+            let score = |j| match softcap {
+                None => scale * dot(&q[row.clone()], &k[at(j)]),
+                Some(cap) => cap * tanh(j, cap),
+            };
+            let e: Vec<f64> = keys.clone().map(|j| score(j).exp()).collect();
             let sum: f64 = e.iter().sum();
             for (j, e) in keys.clone().zip(&e) {
                 add(&mut out[0][row.clone()], &v[at(j)], e / sum);
@@ -322,7 +363,8 @@ mod tests {
             let delta = dot(&out[0][row.clone()], &dy[row.clone()]);
             for (j, e) in keys.zip(&e) {
                 let (p, dp) = (e / sum, dot(&dy[row.clone()], &v[at(j)]));
-                let ds = p * (dp - delta) * scale;
+                let slope = softcap.map_or(1.0, |cap| 1.0 - tanh(j, cap).powi(2));
+                let ds = p * (dp - delta) * slope * scale;
                 add(&mut out[1][row.clone()], &k[at(j)], ds);
                 add(&mut out[2][at(j)], &q[row.clone()], ds);
                 add(&mut out[3][at(j)], &dy[row.clone()], p);
@@ -335,10 +377,15 @@ mod tests {
         t.shape().dims().try_into().unwrap()
     }
 
-    fn compare(what: &str, x: &[Tensor], mask: &AttentionMask, scale: f64) -> Outcome {
-        let dy = normal(x[0].shape(), 9);
-        let got = case(mask, scale).run(x, Some(&dy)).unwrap();
-        let want = reference(x, &dy, mask, scale);
+    fn compare(
+        what: &str,
+        x: &[Tensor],
+        mask: &AttentionMask,
+        options: impl Into<AttentionOptions>,
+    ) -> Outcome {
+        let (dy, options) = (normal(x[0].shape(), 9), options.into());
+        let got = case(mask, options).run(x, Some(&dy)).unwrap();
+        let want = reference(x, &dy, mask, options);
         close(&format!("{what}: y"), values(&got.y), &want[0]);
         for ((name, got), want) in ["dq", "dk", "dv"].iter().zip(&got.dx).zip(&want[1..]) {
             close(&format!("{what}: {name}"), values(got.as_ref().unwrap()), want);
@@ -353,7 +400,7 @@ mod tests {
     #[test]
     fn shape_rule() {
         let rule = |q: &[usize], k: &[usize], v: &[usize]| {
-            let op = Attention { mask: AttentionMask::Causal, scale: 1.0 };
+            let op = Attention { mask: AttentionMask::Causal, options: 1.0.into() };
             op.out_shape(&[&q.into(), &k.into(), &v.into()]).map_err(|e| e.to_string())
         };
         let k = [2, 5, 2, 4];
@@ -432,7 +479,7 @@ mod tests {
             if let Some(want) = case.tensors.get("lse") {
                 let x: Vec<Tensor> = (0..3).map(|i| case.tensor(&format!("in{i}")).clone()).collect();
                 let shape = x[0].shape().clone();
-                let (_, saved) = Attention { mask, scale }.host_forward::<f64>(&x, &shape).unwrap();
+                let (_, saved) = Attention { mask, options: scale.into() }.host_forward::<f64>(&x, &shape).unwrap();
                 let (got, want) = (values(&saved.lse), values(want));
                 let transposed: Vec<f64> =
                     (0..got.len()).map(|i| want[(i / (t * h) * h + i % h) * t + i / h % t]).collect();
@@ -448,6 +495,37 @@ mod tests {
                 compare(&format!("{name}, T {t}"), &inputs(2, t, t, 4, 2, 4), &mask, 0.5);
             }
         }
+    }
+
+    #[test]
+    fn caps_and_windows_match_the_formula() {
+        for t in [1, 5, 40, 65, 130] {
+            for (softcap, window) in
+                [(Some(1.5), None), (Some(50.0), None), (None, Some(1)), (None, Some(9)), (Some(1.5), Some(33))]
+            {
+                for (name, mask) in test_masks(2, t) {
+                    let options = AttentionOptions { scale: 0.9, softcap, window };
+                    let what = format!("{name}, T {t}, cap {softcap:?}, window {window:?}");
+                    compare(&what, &inputs(2, t, t, 4, 2, 4), &mask, options);
+                }
+            }
+        }
+        for (t, s) in [(3, 50), (50, 3)] {
+            let options = AttentionOptions { scale: 0.5, softcap: None, window: Some(7) };
+            compare(&format!("T {t}, S {s}"), &inputs(1, t, s, 2, 1, 4), &AttentionMask::Causal, options);
+        }
+    }
+
+    #[test]
+    fn options_are_checked() {
+        let error = |softcap, window| {
+            let options = AttentionOptions { scale: 1.0, softcap, window };
+            let result = case(&AttentionMask::Causal, options).run(&inputs(1, 2, 2, 1, 1, 2), None);
+            result.err().map(|e| e.to_string()).unwrap()
+        };
+        assert_eq!(error(Some(0.0), None), "attention: softcap is 0, expected a finite number above 0");
+        assert!(error(Some(f64::NAN), None).contains("softcap is NaN"));
+        assert_eq!(error(None, Some(0)), "attention: window is 0, expected at least 1");
     }
 
     #[test]

@@ -13,31 +13,33 @@
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
-use rb_tensor::{Shape, ShapeError, Tensor};
+use rb_tensor::{Device, Shape, ShapeError, Tensor};
 
-use super::attention::{AttentionMask, cuda, test_masks};
+use super::attention::{AttentionMask, AttentionOptions, AttentionPath, cuda, test_masks};
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
 
-/// Attention of `qkv [B, T, Hq + 2 Hkv, D]`, as `[B, T, Hq, D]`.
+/// Attention of `qkv [B, T, Hq + 2 Hkv, D]`, as `[B, T, Hq, D]`; `options` may be the scale alone.
 pub fn attention_packed<'t>(
     qkv: &Var<'t>,
     num_heads: usize,
     num_kv_heads: usize,
     mask: &AttentionMask,
-    scale: f64,
+    options: impl Into<AttentionOptions>,
 ) -> Result<Var<'t>> {
     let keys = qkv.shape().dims().get(1).copied().unwrap_or(0);
     let mask = mask.on(AttentionPacked::NAME, qkv.value.device(), keys)?;
-    apply(AttentionPacked { num_heads, num_kv_heads, mask, scale }, &[qkv])
+    apply(AttentionPacked::new(num_heads, num_kv_heads, mask, options.into()), &[qkv])
 }
 
 struct AttentionPacked {
     num_heads: usize,
     num_kv_heads: usize,
     mask: AttentionMask,
-    scale: f64,
+    options: AttentionOptions,
+    /// The kernels on a GPU; chosen by card and shape if left out.
+    path: Option<AttentionPath>,
 }
 
 saved!(
@@ -45,16 +47,21 @@ saved!(
 );
 
 impl AttentionPacked {
+    fn new(num_heads: usize, num_kv_heads: usize, mask: AttentionMask, options: AttentionOptions) -> Self {
+        AttentionPacked { num_heads, num_kv_heads, mask, options, path: None }
+    }
+
     fn problem(&self, qkv: &Tensor) -> Result<Problem<'_>> {
         let (heads, kv_heads) = (self.num_heads, self.num_kv_heads);
         let shape = qkv.shape();
-        Problem::new(Self::NAME, shape, shape[1], heads, kv_heads, &self.mask, self.scale)
+        Problem::new(Self::NAME, shape, shape[1], heads, kv_heads, &self.mask, self.options)
     }
 
     fn cuda_problem(&self, qkv: &Tensor) -> Result<cuda::Problem<'_>> {
         let shape = qkv.shape();
         let q = Shape::from([shape[0], shape[1], self.num_heads, shape[3]]);
-        cuda::Problem::new(Self::NAME, &q, shape[1], self.num_kv_heads, &self.mask, self.scale)
+        let p = cuda::Problem::new(Self::NAME, &q, shape[1], self.num_kv_heads, &self.mask, self.options)?;
+        Ok(p.on_path(self.path))
     }
 
     /// Queries, keys and values on a GPU.
@@ -88,6 +95,7 @@ impl Op for AttentionPacked {
             let expected = format!("[B, T, {}, D] ({heads} + 2 * {kv_heads} heads)", heads + 2 * kv_heads);
             return Err(ShapeError::new(Self::NAME, "qkv", qkv, expected).into());
         }
+        self.options.check(Self::NAME)?;
         self.mask.check(Self::NAME, qkv[0], qkv[1])?;
         Ok([qkv[0], qkv[1], heads, qkv[3]].into())
     }
@@ -158,6 +166,66 @@ impl Op for AttentionPacked {
     }
 }
 
+/// One attention on a GPU without a tape, by the chosen kernels or by one family of them: for checks and benchmarks.
+pub struct DeviceAttention {
+    op: AttentionPacked,
+    gpu: Gpu,
+    qkv: Tensor,
+    out: Shape,
+}
+
+impl DeviceAttention {
+    /// The attention of `qkv [B, T, Hq + 2 Hkv, D]`, which is on a GPU.
+    ///
+    /// # Errors
+    /// Those of [`attention_packed`]; inputs on the host.
+    pub fn new(
+        qkv: &Tensor,
+        num_heads: usize,
+        num_kv_heads: usize,
+        mask: &AttentionMask,
+        options: impl Into<AttentionOptions>,
+        path: Option<AttentionPath>,
+    ) -> Result<DeviceAttention> {
+        let Device::Cuda(gpu) = qkv.device() else {
+            return Err(AutogradError::Argument {
+                op: AttentionPacked::NAME,
+                argument: "the device of qkv",
+                got: qkv.device().to_string(),
+                expected: "a GPU".into(),
+            });
+        };
+        let mask = mask.on(AttentionPacked::NAME, qkv.device(), qkv.shape()[1])?;
+        let op = AttentionPacked {
+            path,
+            ..AttentionPacked::new(num_heads, num_kv_heads, mask, options.into())
+        };
+        let out = op.out_shape(&[qkv.shape()])?;
+        Ok(DeviceAttention { op, gpu, qkv: qkv.clone(), out })
+    }
+
+    /// Output `[B, T, Hq, D]` and `lse [B, T, Hq]`, f32.
+    ///
+    /// # Errors
+    /// A path that cannot compute this attention.
+    pub fn forward(&self) -> Result<[Tensor; 2]> {
+        let (y, lse) =
+            self.op.cuda_problem(&self.qkv)?.forward(self.gpu, self.op.cuda_heads(&self.qkv), &self.out)?;
+        Ok([y, lse])
+    }
+
+    /// The gradient of `qkv`, from what [`DeviceAttention::forward`] gave and the gradient of the output.
+    ///
+    /// # Errors
+    /// As [`DeviceAttention::forward`].
+    pub fn backward(&self, [y, lse]: [&Tensor; 2], dy: &Tensor) -> Result<Tensor> {
+        let dqkv = crate::cuda::output(self.gpu, self.qkv.shape(), self.qkv.dtype())?;
+        let (inputs, outputs) = (self.op.cuda_heads(&self.qkv), self.op.cuda_heads(&dqkv));
+        self.op.cuda_problem(&self.qkv)?.backward(self.gpu, inputs, [y, dy, lse], outputs)?;
+        Ok(dqkv)
+    }
+}
+
 /// Cases for gradient checks and device comparisons.
 pub fn cases() -> Vec<Case> {
     let case = |name: String, [b, t, h, kv, d]: [usize; 5], mask: AttentionMask| {
@@ -191,7 +259,7 @@ mod tests {
     use rb_tensor::Rng;
 
     fn op(num_heads: usize, num_kv_heads: usize) -> AttentionPacked {
-        AttentionPacked { num_heads, num_kv_heads, mask: AttentionMask::Causal, scale: 1.0 }
+        AttentionPacked::new(num_heads, num_kv_heads, AttentionMask::Causal, 1.0.into())
     }
 
     #[test]

@@ -21,6 +21,7 @@
 mod cuda;
 
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::softmax;
@@ -143,7 +144,7 @@ impl CrossEntropy {
                 if valid == 0 {
                     return argument("labels", "all ignored".into(), "at least one label");
                 }
-                valid as f64
+                if active(Defect::MeanOverPadding) { labels.numel() as f64 } else { valid as f64 }
             }
         };
         if let Some(w) = &options.row_weights

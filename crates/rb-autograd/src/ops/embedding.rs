@@ -12,6 +12,7 @@
 
 use rayon::prelude::*;
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use crate::{cuda, host};
@@ -105,7 +106,8 @@ impl Op for Embedding {
                 tasks.extend(rows[ids[run[0] as usize] as usize].take().map(|row| (row, run)));
             }
             tasks.into_par_iter().with_min_len(64).for_each(|(row, run)| {
-                for &i in run {
+                let lost = if active(Defect::RepeatedTokensLost) { run.len() - 1 } else { 0 };
+                for &i in &run[lost..] {
                     row.iter_mut().zip(&dy[i as usize * c..][..c]).for_each(|(r, &d)| *r += d);
                 }
             });

@@ -11,6 +11,7 @@
 //! - **Source** arXiv:1910.07467; `LlamaRMSNorm` of transformers.
 
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Shape, ShapeError, Tensor};
 
 use crate::{cuda, host};
@@ -67,6 +68,9 @@ impl Op for RmsNorm {
                 *y = x * rstd[r] * w;
             }
         });
+        if active(Defect::NanInOneRow) {
+            y[x.len() - c..].fill(T::from_f64(f64::NAN));
+        }
         let rstd = Tensor::from_vec(rstd, [rows])?;
         let saved = RmsNormSaved { x: inputs[0].clone(), weight: inputs[1].clone(), rstd };
         Ok((Tensor::from_vec(y, out.clone())?, saved))
@@ -84,7 +88,10 @@ impl Op for RmsNorm {
                 for ((g, &dy), &w) in dx.iter_mut().zip(dy).zip(weight) {
                     *g = dy * w;
                 }
-                let mean = host::dot(dx, x) * rstd / T::from_f64(c as f64);
+                let mut mean = host::dot(dx, x) * rstd / T::from_f64(c as f64);
+                if active(Defect::DetachedNormStatistic) {
+                    mean = T::ZERO;
+                }
                 for (g, &x) in dx.iter_mut().zip(x) {
                     *g = rstd * (*g - x * rstd * mean);
                 }

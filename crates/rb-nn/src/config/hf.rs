@@ -7,16 +7,26 @@ use serde_json::{Value, json};
 use super::{LlamaConfig, RopeScaling};
 use crate::{NnError, Result};
 
+/// What `config.json` names where transformers has no model with the same arithmetic.
+const OWN_TYPE: &str = "rusting_brain";
+const OWN_ARCHITECTURE: &str = "RustingBrainForCausalLM";
+
 impl LlamaConfig {
-    /// The content of `config.json`. QK-norm is Qwen3's architecture, everything else Llama's. Rotary settings
-    /// are written in both forms: `rope_theta` with `rope_scaling`, and version 5's `rope_parameters`.
+    /// The content of `config.json`. QK-norm is Qwen3's architecture, a sliding window without it Mistral's, capped
+    /// scores nobody's, everything else Llama's. Rotary settings are written in both forms: `rope_theta` with
+    /// `rope_scaling`, and version 5's `rope_parameters`.
     pub fn to_json_value(&self) -> Value {
         let (model_type, architecture) =
-            if self.use_qk_norm { ("qwen3", "Qwen3ForCausalLM") } else { ("llama", "LlamaForCausalLM") };
+            match (self.attn_logit_softcapping, self.use_qk_norm, self.sliding_window) {
+                (Some(_), _, _) => (OWN_TYPE, OWN_ARCHITECTURE),
+                (None, true, _) => ("qwen3", "Qwen3ForCausalLM"),
+                (None, false, Some(_)) => ("mistral", "MistralForCausalLM"),
+                (None, false, None) => ("llama", "LlamaForCausalLM"),
+            };
         let scaling = self.rope_scaling.as_ref().map(scaling_json);
         let mut rope_parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
         rope_parameters["rope_theta"] = json!(self.rope_theta);
-        json!({
+        let mut json = json!({
             "architectures": [architecture],
             "model_type": model_type,
             "vocab_size": self.vocab_size,
@@ -43,7 +53,20 @@ impl LlamaConfig {
             "pad_token_id": null,
             "torch_dtype": "float32",
             "dtype": "float32",
-        })
+        });
+        if let Some(window) = self.sliding_window {
+            json["sliding_window"] = json!(window);
+            if self.use_qk_norm {
+                json["use_sliding_window"] = json!(true);
+                json["max_window_layers"] = json!(0);
+                json["layer_types"] = json!(vec!["sliding_attention"; self.num_hidden_layers]);
+            }
+        }
+        if let Some(cap) = self.attn_logit_softcapping {
+            json["attn_logit_softcapping"] = json!(cap);
+            json["use_qk_norm"] = json!(self.use_qk_norm);
+        }
+        json
     }
 
     /// Reads a `config.json` of the Llama family. Unknown keys are ignored; known ones that ask for other
@@ -61,11 +84,13 @@ impl LlamaConfig {
         let model_type = match (present("model_type").and_then(Value::as_str), architecture) {
             (Some("llama") | None, Some("LlamaForCausalLM")) | (Some("llama"), None) => "llama",
             (Some("qwen3") | None, Some("Qwen3ForCausalLM")) | (Some("qwen3"), None) => "qwen3",
+            (Some("mistral") | None, Some("MistralForCausalLM")) | (Some("mistral"), None) => "mistral",
+            (Some(OWN_TYPE), Some(OWN_ARCHITECTURE)) => OWN_TYPE,
             (model_type, architecture) => {
                 let shown = |s: Option<&str>| s.unwrap_or("missing").to_string();
                 return Err(format!(
-                    "model_type is {} and architectures is {}; supported are llama with LlamaForCausalLM and \
-                     qwen3 with Qwen3ForCausalLM",
+                    "model_type is {} and architectures is {}; supported are llama with \
+                     LlamaForCausalLM, mistral with MistralForCausalLM and qwen3 with Qwen3ForCausalLM",
                     shown(model_type),
                     shown(architecture)
                 ));
@@ -74,12 +99,6 @@ impl LlamaConfig {
         refuse(present("hidden_act"), "hidden_act", |v| v.as_str() == Some("silu"), "silu")?;
         refuse(present("mlp_bias"), "mlp_bias", |v| v.as_bool() == Some(false), "false")?;
         refuse(present("attention_dropout"), "attention_dropout", |v| v.as_f64() == Some(0.0), "0")?;
-        refuse(present("use_sliding_window"), "use_sliding_window", |v| v.as_bool() == Some(false), "false")?;
-        if model_type == "llama" {
-            refuse(present("sliding_window"), "sliding_window", |_| false, "none")?;
-        }
-        let full = |v: &Value| v.as_array().is_some_and(|t| t.iter().all(|t| t == "full_attention"));
-        refuse(present("layer_types"), "layer_types", full, "full_attention")?;
         refuse(present("partial_rotary_factor"), "partial_rotary_factor", is_one, "1")?;
         refuse(present("quantization_config"), "quantization_config", |_| false, "unquantised weights")?;
         let size = |key: &str| -> Result<Option<usize>, String> {
@@ -92,6 +111,7 @@ impl LlamaConfig {
             }
         };
         let need = |key: &str| size(key)?.ok_or_else(|| format!("{key} is missing"));
+        let sliding_window = read_window(json, model_type, size("sliding_window")?)?;
         if model_type == "qwen3" {
             // transformers' defaults for these are the sizes of one published model.
             need("head_dim")?;
@@ -135,7 +155,17 @@ impl LlamaConfig {
             rope_theta: theta,
             rope_scaling: rope.map(read_scaling).transpose()?.flatten(),
             attention_bias: flag("attention_bias")?,
-            use_qk_norm: model_type == "qwen3",
+            use_qk_norm: model_type == "qwen3" || (model_type == OWN_TYPE && flag("use_qk_norm")?),
+            sliding_window,
+            attn_logit_softcapping: match present("attn_logit_softcapping") {
+                Some(cap) if model_type != OWN_TYPE => {
+                    return Err(format!(
+                        "attn_logit_softcapping is {cap}, which a {model_type} does not compute"
+                    ));
+                }
+                Some(_) => Some(number("attn_logit_softcapping", 0.0)?),
+                None => None,
+            },
             tie_word_embeddings: flag("tie_word_embeddings")?,
             bos_token_id: token("bos_token_id"),
             eos_token_id: token("eos_token_id"),
@@ -144,6 +174,40 @@ impl LlamaConfig {
         config.validate().map_err(|e| e.to_string())?;
         Ok(config)
     }
+}
+
+/// The window that every layer has, or none. A window in some layers only is refused.
+fn read_window(json: &Value, model_type: &str, window: Option<usize>) -> Result<Option<usize>, String> {
+    let present = |key: &str| json.get(key).filter(|v| !v.is_null());
+    let layers = |kind: &str| {
+        let all = |v: &Value| v.as_array().is_some_and(|t| !t.is_empty() && t.iter().all(|t| t == kind));
+        present("layer_types").map(all)
+    };
+    let (full, sliding) = (layers("full_attention"), layers("sliding_attention"));
+    let mixed = |key: &str, expected: &str| {
+        let value = present(key).unwrap_or(&Value::Null);
+        Err(format!("{key} is {value}; this library computes only {expected}"))
+    };
+    if full == Some(false) && sliding == Some(false) {
+        return mixed("layer_types", "full_attention in all layers, or sliding_attention in all");
+    }
+    let used = match model_type {
+        "llama" if window.is_some() => return mixed("sliding_window", "none in a llama"),
+        "qwen3" => present("use_sliding_window").and_then(Value::as_bool).unwrap_or(false),
+        _ => window.is_some(),
+    };
+    if sliding == Some(true) && !(used && window.is_some()) {
+        return mixed("layer_types", "sliding_attention with a sliding_window");
+    }
+    if !used || full == Some(true) {
+        return Ok(None);
+    }
+    // Without a list of layers, Qwen3's layers from max_window_layers on have a window.
+    let everywhere = present("max_window_layers").and_then(Value::as_u64).is_some_and(|first| first == 0);
+    if model_type == "qwen3" && sliding.is_none() && !everywhere {
+        return mixed("max_window_layers", "0 with use_sliding_window");
+    }
+    Ok(window)
 }
 
 fn refuse(value: Option<&Value>, key: &str, fine: impl Fn(&Value) -> bool, only: &str) -> Result<(), String> {
@@ -217,8 +281,15 @@ mod tests {
         });
         config.head_dim = Some(4);
         for qk_norm in [false, true] {
-            config.use_qk_norm = qk_norm;
-            assert_eq!(LlamaConfig::from_value(&config.to_json_value()).unwrap(), config);
+            for (window, cap) in [(None, None), (Some(9), None), (None, Some(30.0)), (Some(9), Some(50.0))] {
+                let config = LlamaConfig {
+                    use_qk_norm: qk_norm,
+                    sliding_window: window,
+                    attn_logit_softcapping: cap,
+                    ..config.clone()
+                };
+                assert_eq!(LlamaConfig::from_value(&config.to_json_value()).unwrap(), config);
+            }
         }
     }
 
@@ -234,10 +305,14 @@ mod tests {
             "hidden_act is \"gelu\"; this library computes only silu"
         );
         assert!(with("model_type", json!("gemma")).contains("model_type is gemma"));
-        assert!(with("architectures", json!(["MistralForCausalLM"])).contains("MistralForCausalLM"));
+        assert!(with("architectures", json!(["GemmaForCausalLM"])).contains("GemmaForCausalLM"));
         assert!(with("architectures", json!(["Qwen3ForCausalLM"])).contains("model_type is llama"));
         assert!(with("layer_types", json!(["sliding_attention"])).contains("sliding_attention"));
-        assert!(with("use_sliding_window", json!(true)).contains("use_sliding_window is true"));
+        let some = json!(["sliding_attention", "full_attention"]);
+        assert!(
+            with("layer_types", some).contains("layer_types is [\"sliding_attention\",\"full_attention\"]")
+        );
+        assert!(with("attn_logit_softcapping", json!(30.0)).contains("which a llama does not compute"));
         assert!(with("attention_dropout", json!(0.1)).contains("attention_dropout is 0.1"));
         assert!(with("quantization_config", json!({})).contains("quantization_config is {}"));
         assert!(with("partial_rotary_factor", json!(0.5)).contains("partial_rotary_factor is 0.5"));
@@ -277,6 +352,31 @@ mod tests {
         v5["rope_parameters"] = json!({ "rope_type": "default", "rope_theta": 7.0 });
         let config = LlamaConfig::from_value(&v5).unwrap();
         assert_eq!((config.rope_theta, config.rope_scaling.clone(), config.kv_heads()), (7.0, None, 12));
+    }
+
+    /// What transformers writes for windows: Mistral's key alone, Qwen3's keys, which may be switched off.
+    #[test]
+    fn windows_are_read() {
+        let read = |qk_norm: bool, changes: Value| {
+            let mut json = LlamaConfig { use_qk_norm: qk_norm, ..tiny(101, 12, 4) }.to_json_value();
+            if !qk_norm {
+                json["model_type"] = json!("mistral");
+                json["architectures"] = json!(["MistralForCausalLM"]);
+            }
+            json["head_dim"] = json!(4);
+            json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            LlamaConfig::from_value(&json).map(|config| config.sliding_window)
+        };
+        assert_eq!(read(false, json!({ "sliding_window": 128 })), Ok(Some(128)));
+        assert_eq!(read(false, json!({ "sliding_window": null })), Ok(None));
+        let off = json!({ "sliding_window": 128, "use_sliding_window": false, "max_window_layers": 1 });
+        assert_eq!(read(true, off), Ok(None));
+        let late = json!({ "sliding_window": 128, "use_sliding_window": true, "max_window_layers": 1 });
+        assert!(read(true, late).unwrap_err().contains("max_window_layers is 1"));
+        let all = json!({ "sliding_window": 128, "use_sliding_window": true, "max_window_layers": 0 });
+        assert_eq!(read(true, all), Ok(Some(128)));
+        let full = json!({ "sliding_window": 128, "layer_types": ["full_attention", "full_attention"] });
+        assert_eq!(read(false, full), Ok(None));
     }
 
     #[test]

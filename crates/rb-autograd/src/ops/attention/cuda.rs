@@ -3,16 +3,11 @@
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_tensor::{DType, Shape, Tensor};
 
-use super::AttentionMask;
+use super::select::{AttentionPath, Chosen, Plan, select};
+use super::{AttentionMask, AttentionOptions, wgmma};
 use crate::{AutogradError, Result, cuda};
 
-const ATTENTION_FWD: Kernel = kernel!("attention_fwd", "attention");
 const ATTENTION_DELTA: Kernel = kernel!("attention_delta");
-const ATTENTION_BWD_KV: Kernel = kernel!("attention_bwd_kv", "attention");
-const ATTENTION_BWD_Q: Kernel = kernel!("attention_bwd_q", "attention");
-const ATTENTION_MMA_FWD: Kernel = kernel!("attention_mma_fwd", "attention", "mma", "attention_mma");
-const ATTENTION_MMA_BWD_KV: Kernel = kernel!("attention_mma_bwd_kv", "attention", "mma", "attention_mma");
-const ATTENTION_MMA_BWD_Q: Kernel = kernel!("attention_mma_bwd_q", "attention", "mma", "attention_mma");
 
 /// The largest head: its tiles fit in the shared memory that every supported card has.
 const MAX_HEAD_DIM: usize = 256;
@@ -30,70 +25,27 @@ impl<'a> Heads<'a> {
     }
 
     /// Elements between tokens.
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         self.tensor.shape()[2] * self.tensor.shape()[3]
     }
 
-    fn arg(&self) -> Result<Arg<'a>> {
+    pub(super) fn arg(&self) -> Result<Arg<'a>> {
         cuda::arg_from(self.tensor, self.first * self.tensor.shape()[3])
     }
 }
 
-/// Sizes, scale and mask of one attention.
+/// Sizes, options and mask of one attention.
 pub struct Problem<'a> {
-    batch: usize,
-    queries: usize,
-    keys: usize,
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_dim: usize,
-    scale: f64,
-    mask: &'a AttentionMask,
-}
-
-/// The three kernels that do the work, and what their launches need.
-struct Variant {
-    fwd: &'static Kernel,
-    bwd_kv: &'static Kernel,
-    bwd_q: &'static Kernel,
-    /// Queries, and keys, of one block.
-    tile: usize,
-    threads: u32,
-    /// Shared memory of each of the three, in bytes.
-    shared_bytes: [usize; 3],
-}
-
-/// The only choice of an implementation: tensor cores where they apply, else the plain kernels, which are also
-/// their reference. `tensors` are all rows of heads that the kernels read or write.
-fn variant(gpu: Gpu, head_dim: usize, mask: &AttentionMask, tensors: &[&Tensor]) -> Result<Variant> {
-    let mut mma = gpu.info().capability >= (8, 0) && matches!(head_dim, 32 | 64 | 96 | 128);
-    for tensor in tensors {
-        mma &= tensor.dtype() == DType::BF16 && tensor.place()?.offset_bytes.is_multiple_of(16);
-    }
-    if let AttentionMask::Ranges(ranges) = mask {
-        mma &= ranges.place()?.offset_bytes.is_multiple_of(8);
-    }
-    if mma {
-        let rows = 64 * (head_dim + 8) * 2;
-        return Ok(Variant {
-            fwd: &ATTENTION_MMA_FWD,
-            bwd_kv: &ATTENTION_MMA_BWD_KV,
-            bwd_q: &ATTENTION_MMA_BWD_Q,
-            tile: 64,
-            threads: 128,
-            shared_bytes: [3 * rows, 4 * rows + 1024, 2 * rows],
-        });
-    }
-    let tile = if head_dim <= 128 { 32 } else { 16 };
-    let (rows, scores) = (4 * tile * (head_dim | 1), 4 * tile * (tile + 1));
-    Ok(Variant {
-        fwd: &ATTENTION_FWD,
-        bwd_kv: &ATTENTION_BWD_KV,
-        bwd_q: &ATTENTION_BWD_Q,
-        tile,
-        threads: 8 * tile as u32,
-        shared_bytes: [3 * rows + scores, 4 * rows + 2 * scores, 4 * rows + scores],
-    })
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub options: AttentionOptions,
+    pub mask: &'a AttentionMask,
+    /// The kernels to take; chosen by card and shape if left out.
+    pub path: Option<AttentionPath>,
 }
 
 impl<'a> Problem<'a> {
@@ -107,7 +59,7 @@ impl<'a> Problem<'a> {
         keys: usize,
         num_kv_heads: usize,
         mask: &'a AttentionMask,
-        scale: f64,
+        options: AttentionOptions,
     ) -> Result<Self> {
         let (batch, queries, num_heads, head_dim) = (q[0], q[1], q[2], q[3]);
         if head_dim > MAX_HEAD_DIM {
@@ -115,7 +67,13 @@ impl<'a> Problem<'a> {
             let expected = format!("at most {MAX_HEAD_DIM} on a GPU");
             return Err(AutogradError::Argument { op, argument, got, expected });
         }
-        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, scale, mask })
+        let path = None;
+        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, options, mask, path })
+    }
+
+    /// The same problem for one family of kernels.
+    pub fn on_path(self, path: Option<AttentionPath>) -> Self {
+        Problem { path, ..self }
     }
 
     /// Output `[B, T, Hq, D]` and `lse [B, T, Hq]` in f32.
@@ -123,10 +81,15 @@ impl<'a> Problem<'a> {
         let y = cuda::output(gpu, out, q.tensor.dtype())?;
         let lse = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
-            let chosen = variant(gpu, self.head_dim, self.mask, &[q.tensor, k.tensor, v.tensor, &y])?;
-            let blocks = self.queries.div_ceil(chosen.tile) * self.batch * self.num_heads;
+            let plans = match select(gpu, self, &[q.tensor, k.tensor, v.tensor, &y])? {
+                Chosen::Blocks(plans) => plans,
+                Chosen::Wgmma => {
+                    wgmma::forward(self, gpu, [q, k, v], [&y, &lse])?;
+                    return Ok((y, lse));
+                }
+            };
             let launch = self
-                .launch(chosen.fwd, &chosen, blocks, chosen.shared_bytes[0], [q, k])
+                .launch(&plans.fwd, self.queries, self.num_heads, [q, k])
                 .arg(q.arg()?)
                 .arg(k.arg()?)
                 .arg(v.arg()?)
@@ -146,33 +109,45 @@ impl<'a> Problem<'a> {
         [y, dy, lse]: [&Tensor; 3],
         [dq, dk, dv]: [Heads<'_>; 3],
     ) -> Result<()> {
-        let tensors = [q.tensor, k.tensor, v.tensor, dy, dq.tensor, dk.tensor, dv.tensor];
-        let chosen = variant(gpu, self.head_dim, self.mask, &tensors)?;
-        let [_, shared_kv, shared_q] = chosen.shared_bytes;
+        let tensors = [q.tensor, k.tensor, v.tensor, y, dy, dq.tensor, dk.tensor, dv.tensor];
+        let plans = match select(gpu, self, &tensors)? {
+            Chosen::Blocks(plans) => plans,
+            Chosen::Wgmma => return wgmma::backward(self, gpu, [q, k, v], [y, dy, lse], [dq, dk, dv]),
+        };
         let delta = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
-            let rows = delta.numel();
-            let launch = Launch::new(&ATTENTION_DELTA, [blocks_u32(rows.div_ceil(8)), 1, 1], [256, 1, 1])
-                .define("T", y.dtype().cuda_name())
-                .define("D", self.head_dim)
-                .define("VEC", cuda::pack_width(self.head_dim, &[y, dy])?)
-                .arg(y.arg()?)
-                .arg(dy.arg()?)
-                .arg(delta.arg()?)
-                .arg(Arg::I64(rows as i64));
-            cuda::launch_on(gpu, launch)?;
-            let blocks = self.queries.div_ceil(chosen.tile) * self.batch * self.num_heads;
-            let launch = self.launch(chosen.bwd_q, &chosen, blocks, shared_q, [q, k]);
-            let launch = self.inputs(launch, [q, k, v], [dy, lse, &delta])?.arg(dq.arg()?);
-            cuda::launch_on(gpu, self.sizes(launch))?;
+            let launch = self.launch(&plans.bwd_q, self.queries, self.num_heads, [q, k]);
+            let launch = self.inputs(launch, [q, k, v], [dy, lse])?;
+            // On tensor cores the gradient of queries makes delta on its way.
+            let launch = if plans.apart {
+                self.delta(gpu, y, dy, &delta)?;
+                launch.arg(delta.arg()?)
+            } else {
+                launch.arg(y.arg()?).arg(delta.arg()?)
+            };
+            cuda::launch_on(gpu, self.sizes(launch.arg(dq.arg()?)))?;
         }
         if self.batch * self.keys * self.head_dim > 0 {
-            let blocks = self.keys.div_ceil(chosen.tile) * self.batch * self.num_kv_heads;
-            let launch = self.launch(chosen.bwd_kv, &chosen, blocks, shared_kv, [q, k]);
-            let launch = self.inputs(launch, [q, k, v], [dy, lse, &delta])?.arg(dk.arg()?).arg(dv.arg()?);
+            let launch = self.launch(&plans.bwd_kv, self.keys, self.num_kv_heads, [q, k]);
+            let launch = self.inputs(launch, [q, k, v], [dy, lse])?;
+            let launch = launch.arg(delta.arg()?).arg(dk.arg()?).arg(dv.arg()?);
             cuda::launch_on(gpu, self.sizes(launch))?;
         }
         Ok(())
+    }
+
+    /// The sums of `dy * y` for each query and head.
+    fn delta(&self, gpu: Gpu, y: &Tensor, dy: &Tensor, delta: &Tensor) -> Result<()> {
+        let rows = delta.numel();
+        let launch = Launch::new(&ATTENTION_DELTA, [blocks_u32(rows.div_ceil(8)), 1, 1], [256, 1, 1])
+            .define("T", y.dtype().cuda_name())
+            .define("D", self.head_dim)
+            .define("VEC", cuda::pack_width(self.head_dim, &[y, dy])?)
+            .arg(y.arg()?)
+            .arg(dy.arg()?)
+            .arg(delta.arg()?)
+            .arg(Arg::I64(rows as i64));
+        cuda::launch_on(gpu, launch)
     }
 
     /// The shape of a number for each query and head.
@@ -180,46 +155,52 @@ impl<'a> Problem<'a> {
         Shape::from([self.batch, self.queries, self.num_heads])
     }
 
-    /// A launch of one of the chosen kernels.
-    fn launch<'l>(
-        &self,
-        kernel: &Kernel,
-        chosen: &Variant,
-        blocks: usize,
-        shared_bytes: usize,
-        [q, k]: [Heads<'_>; 2],
-    ) -> Launch<'l> {
-        Launch::new(kernel, [blocks_u32(blocks), 1, 1], [chosen.threads, 1, 1])
-            .shared_bytes(shared_bytes)
+    /// A launch of one of the chosen kernels, over `tokens` of `heads`.
+    fn launch<'l>(&self, plan: &Plan, tokens: usize, heads: usize, [q, k]: [Heads<'_>; 2]) -> Launch<'l> {
+        let blocks = tokens.div_ceil(plan.rows) * self.batch * heads;
+        let mut launch = Launch::new(plan.kernel, [blocks_u32(blocks), 1, 1], [plan.threads, 1, 1])
+            .shared_bytes(plan.shared_bytes)
             .define("T", q.tensor.dtype().cuda_name())
-            .define("TILE", chosen.tile)
             .define("D", self.head_dim)
             .define("HEADS", self.num_heads)
             .define("KV_HEADS", self.num_kv_heads)
             .define("Q_STRIDE", q.stride())
             .define("K_STRIDE", k.stride())
-            .define(
-                "MASK",
-                match self.mask {
-                    AttentionMask::Full => 0,
-                    AttentionMask::Causal => 1,
-                    AttentionMask::Ranges(_) => 2,
-                },
-            )
+            .define("MASK", self.mask_number());
+        for &(name, value) in &plan.defines {
+            launch = launch.define(name, value);
+        }
+        // A window that hides nothing needs no kernel of its own.
+        if let Some(window) = self.options.window.filter(|&window| window < self.keys) {
+            launch = launch.define("WINDOW", window);
+        }
+        if let Some(cap) = self.options.softcap {
+            launch = launch.define("SOFTCAP", format!("{:?}f", cap as f32));
+        }
+        launch
     }
 
-    /// What both kernels of backward read.
+    /// The mask as kernels know it.
+    pub(super) fn mask_number(&self) -> usize {
+        match self.mask {
+            AttentionMask::Full => 0,
+            AttentionMask::Causal => 1,
+            AttentionMask::Ranges(_) => 2,
+        }
+    }
+
+    /// What both kernels of backward read first.
     fn inputs<'l>(
         &'l self,
         launch: Launch<'l>,
         [q, k, v]: [Heads<'l>; 3],
-        [dy, lse, delta]: [&'l Tensor; 3],
+        [dy, lse]: [&'l Tensor; 2],
     ) -> Result<Launch<'l>> {
         let launch = launch.arg(q.arg()?).arg(k.arg()?).arg(v.arg()?).arg(self.ranges()?);
-        Ok(launch.arg(dy.arg()?).arg(lse.arg()?).arg(delta.arg()?))
+        Ok(launch.arg(dy.arg()?).arg(lse.arg()?))
     }
 
-    fn ranges(&self) -> Result<Arg<'_>> {
+    pub(super) fn ranges(&self) -> Result<Arg<'_>> {
         match self.mask {
             AttentionMask::Ranges(ranges) => Ok(ranges.arg()?),
             AttentionMask::Full | AttentionMask::Causal => Ok(Arg::Null),
@@ -227,12 +208,12 @@ impl<'a> Problem<'a> {
     }
 
     /// The last arguments of all kernels.
-    fn sizes<'l>(&self, launch: Launch<'l>) -> Launch<'l> {
+    pub(super) fn sizes<'l>(&self, launch: Launch<'l>) -> Launch<'l> {
         launch
             .arg(Arg::I32(self.batch as i32))
             .arg(Arg::I32(self.queries as i32))
             .arg(Arg::I32(self.keys as i32))
-            .arg(Arg::F32(self.scale as f32))
+            .arg(Arg::F32(self.options.scale as f32))
     }
 }
 

@@ -10,12 +10,13 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
+use rb_planted::{Defect, active};
 use rb_tensor::{Shape, Tensor};
 
 use super::softmax;
 use super::tiles::{HEIGHT, Panels, WIDTH, add_transposed_product, product};
 use crate::host;
-use crate::ops::attention::AttentionMask;
+use crate::ops::attention::{AttentionMask, AttentionOptions};
 use crate::{Float, Result};
 
 /// Stacked rows (queries times heads that share a key head) of one block: enough to use a packed panel of keys
@@ -28,7 +29,7 @@ const BLOCK_SCORES: usize = 64 * 1024;
 /// Queries of one forward task: each packs the keys it sees again, which this many queries hide.
 const TASK_QUERIES: usize = 512;
 
-/// Sizes, scale and mask of one attention.
+/// Sizes, options and mask of one attention.
 pub struct Problem<'a> {
     pub batch: usize,
     pub queries: usize,
@@ -36,7 +37,7 @@ pub struct Problem<'a> {
     pub num_heads: usize,
     pub num_kv_heads: usize,
     pub head_dim: usize,
-    pub scale: f64,
+    pub options: AttentionOptions,
     mask: Visible<'a>,
 }
 
@@ -85,7 +86,7 @@ impl<'a> Problem<'a> {
         num_heads: usize,
         num_kv_heads: usize,
         mask: &'a AttentionMask,
-        scale: f64,
+        options: AttentionOptions,
     ) -> Result<Self> {
         let mask = match mask {
             AttentionMask::Causal => Visible::Causal,
@@ -97,7 +98,7 @@ impl<'a> Problem<'a> {
             }
         };
         let (batch, queries, head_dim) = (q[0], q[1], q[3]);
-        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, scale, mask })
+        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, options, mask })
     }
 
     /// Query heads for each key head.
@@ -114,7 +115,13 @@ impl<'a> Problem<'a> {
 
     /// The keys that query `t` of batch row `b` sees.
     fn visible(&self, b: usize, t: usize) -> Range<usize> {
-        match self.mask {
+        let shown = match self.mask {
+            Visible::Causal if active(Defect::MaskSeesNext) => {
+                0..(t + 2 + self.keys).saturating_sub(self.queries).min(self.keys)
+            }
+            Visible::Causal if active(Defect::MaskHidesSelf) => {
+                0..(t + self.keys).saturating_sub(self.queries)
+            }
             Visible::Causal => 0..(t + 1 + self.keys).saturating_sub(self.queries),
             Visible::Full => 0..self.keys,
             Visible::Ranges(ranges) => {
@@ -122,6 +129,18 @@ impl<'a> Problem<'a> {
                 let pair = &ranges[2 * (b * self.queries + t)..][..2];
                 pair[0] as usize..pair[1] as usize
             }
+        };
+        match self.options.window {
+            None => shown,
+            Some(window) => shown.start.max(shown.end.saturating_sub(window))..shown.end,
+        }
+    }
+
+    /// Caps a row of scores.
+    fn cap<T: Float>(&self, scores: &mut [T]) {
+        if let Some(cap) = self.options.softcap {
+            let cap = T::from_f64(cap);
+            scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
     }
 
@@ -228,7 +247,7 @@ fn forward_head<T: Float>(
     queries: Range<usize>,
 ) -> (Vec<T>, Vec<T>) {
     let (group, d, block) = (p.group(), p.head_dim, p.block());
-    let (scale, d_padded) = (T::from_f64(p.scale), d.next_multiple_of(WIDTH));
+    let (scale, d_padded) = (T::from_f64(p.options.scale), d.next_multiple_of(WIDTH));
     let mut out = vec![T::ZERO; queries.len() * group * d];
     let mut lse = vec![T::NEG_INFINITY; queries.len() * group];
     let keys = p.visible_to_block(b, queries.clone());
@@ -255,6 +274,7 @@ fn forward_head<T: Float>(
         sums.clear();
         for row in 0..m {
             let scores = &mut scores[row * view.stride()..][..view.len()];
+            p.cap(scores);
             let seen = view.hide(p.visible(b, start + row / group), scores);
             clear(scores, &seen);
             let scores = &mut scores[seen];
@@ -268,7 +288,7 @@ fn forward_head<T: Float>(
         let rows = out[first_row * d..].chunks_exact_mut(d).zip(o_rows.chunks_exact(d_padded));
         for ((out, o), &sum) in rows.zip(&sums) {
             // A query that sees nothing has no sum and keeps its zeros.
-            if sum != T::ZERO {
+            if sum != T::ZERO || active(Defect::EmptyRowIsNan) {
                 let scale = T::ONE / sum;
                 out.iter_mut().zip(o).for_each(|(out, &o)| *out = o * scale);
             }
@@ -341,7 +361,7 @@ pub fn backward<T: Float>(p: &Problem<'_>, x: &BackwardInputs<'_, T>, b: usize) 
 
 fn backward_head<T: Float>(p: &Problem<'_>, x: &BackwardInputs<'_, T>, b: usize, kv: usize) -> HeadGrads<T> {
     let (group, d, block) = (p.group(), p.head_dim, p.block());
-    let (scale, d_padded) = (T::from_f64(p.scale), d.next_multiple_of(WIDTH));
+    let (scale, d_padded) = (T::from_f64(p.options.scale), d.next_multiple_of(WIDTH));
     let keys = p.visible_to_block(b, 0..p.queries);
     let keys_padded = keys.len().next_multiple_of(WIDTH);
     let mut dq = vec![T::ZERO; p.queries * group * d];
@@ -385,12 +405,23 @@ fn backward_head<T: Float>(p: &Problem<'_>, x: &BackwardInputs<'_, T>, b: usize,
             let delta = host::dot(&dy_rows[row * d..][..d], x.out.row(b, t, head, 1));
             let probs = &mut probs[row * stride..][..view.len()];
             let ds = &mut dscores[row * stride..][..view.len()];
+            p.cap(probs);
             let seen = view.hide(p.visible(b, t), probs);
             clear(probs, &seen);
             clear(ds, &seen);
-            for (prob, ds) in probs[seen.clone()].iter_mut().zip(&mut ds[seen]) {
-                *prob = (*prob - lse).exp();
-                *ds = *prob * (*ds - delta);
+            let pairs = probs[seen.clone()].iter_mut().zip(&mut ds[seen]);
+            match p.options.softcap.map(T::from_f64) {
+                None => pairs.for_each(|(prob, ds)| {
+                    *prob = (*prob - lse).exp();
+                    *ds = *prob * (*ds - delta);
+                }),
+                Some(cap) => pairs.for_each(|(prob, ds)| {
+                    let bend = *prob / cap;
+                    *prob = (*prob - lse).exp();
+                    // A hidden score is negative infinity, whose slope would be too.
+                    let slope = if *prob == T::ZERO { T::ZERO } else { T::ONE - bend * bend };
+                    *ds = *prob * (*ds - delta) * slope;
+                }),
             }
         }
         let from = view.panels.start * WIDTH * d_padded;
