@@ -327,6 +327,10 @@ impl Trainer {
             self.stepper.step(&mut parts, &batches, &settings)?
         };
         self.step += 1;
+        if let Some(reason) = self.stepper.take_refusal() {
+            let message = format!("steps are launched kernel by kernel, not captured: {reason}");
+            self.observer.event(self.step, EventKind::Warning, message)?;
+        }
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
         self.tokens += seen as u64;
