@@ -49,9 +49,7 @@ pub fn nothing(gpu: Gpu) -> Result<()> {
 ///
 /// **Source** measured: a bf16 product of 8192 cubed, a copy of 4 GiB.
 fn ceilings(card: &str) -> Option<(f64, f64, &'static str)> {
-    card.split_whitespace()
-        .any(|word| word == "H200")
-        .then_some((790e12, 4.3e12, "790 TFLOP/s and 4.3 TB/s"))
+    card.split_whitespace().any(|word| word == "H200").then_some((790e12, 4.3e12, "790 TFLOP/s and 4.3 TB/s"))
 }
 
 impl Profile {
@@ -61,9 +59,8 @@ impl Profile {
         let (mut kernels, mut classes) = (BTreeMap::new(), BTreeMap::new());
         for timing in &timings {
             let class = class(timing, vocabulary);
-            let ceiling_us = known.map_or(0.0, |(flops, bytes, _)| {
-                (timing.flops / flops).max(timing.bytes / bytes) * 1e6
-            });
+            let ceiling_us =
+                known.map_or(0.0, |(flops, bytes, _)| (timing.flops / flops).max(timing.bytes / bytes) * 1e6);
             let name = if timing.detail.is_empty() { timing.name } else { timing.detail.as_str() };
             let kernel = kernels.entry((class, name)).or_insert_with(|| Row {
                 class,
@@ -108,7 +105,10 @@ impl Profile {
                 ceiling => format!("{:5.1} %", 100.0 * ceiling / row.us.max(f64::MIN_POSITIVE)),
             };
             let share = row.us / (10.0 * self.total_ms.max(f64::MIN_POSITIVE));
-            format!("  {:9.1} us {share:5.1} % {:4}x {part} of its ceiling  {:12} {}", row.us, row.count, row.class, row.name)
+            format!(
+                "  {:9.1} us {share:5.1} % {:4}x {part} of its ceiling  {:12} {}",
+                row.us, row.count, row.class, row.name
+            )
         }));
         lines
     }

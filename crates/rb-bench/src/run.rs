@@ -203,7 +203,8 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         .as_ref()
         .filter(|_| args.mixed_precision)
         .and_then(|card| report::bf16_peak_tflops(&card.gpu.info().name));
-    let gpu = card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
+    let gpu =
+        card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
     Ok(Report {
         _pass: pass,
         tokens_per_s,

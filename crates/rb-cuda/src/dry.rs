@@ -2,13 +2,13 @@
 
 use std::sync::Mutex;
 
+use crate::Result;
 use crate::driver::Handle;
 use crate::gpu::{Backend, PrepareStats, Ticket, lock};
 use crate::graph::Exec;
 use crate::kernel::{Launch, Unit};
 use crate::matmul::Matmul;
 use crate::memory::Segments;
-use crate::Result;
 
 /// Counts addresses and computes nothing.
 #[derive(Default)]

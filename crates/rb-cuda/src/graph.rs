@@ -35,7 +35,10 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of `work`; a call in it that cannot be captured; a driver error.
-    pub fn capture<T, E: From<CudaError>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<(Graph, T), E> {
+    pub fn capture<T, E: From<CudaError>>(
+        &self,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(Graph, T), E> {
         let before = self.launches();
         self.start_capture()?;
         let made = work();

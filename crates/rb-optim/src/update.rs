@@ -126,14 +126,8 @@ impl<const N: usize> State<N> {
         let fixed = if let GradScale::Fixed(factor) = scale { factor } else { 1.0 };
         self.check(params, grads, fixed)?;
         if let Some(cuda) = &self.cuda {
-            let norm = cuda.run(
-                &update.cuda(),
-                &self.layout,
-                params,
-                grads,
-                &mut self.arenas,
-                (scale, self.halt),
-            )?;
+            let norm =
+                cuda.run(&update.cuda(), &self.layout, params, grads, &mut self.arenas, (scale, self.halt))?;
             grads.mark_stale();
             return Ok(norm);
         }

@@ -107,10 +107,17 @@ impl Stepper {
         let uniform = batches
             .windows(2)
             .all(|pair| (pair[0].batch_size, pair[0].seq_len) == (pair[1].batch_size, pair[1].seq_len));
-        let (Device::Cuda(gpu), Some(first), true) = (parts.params.arena().device(), batches.first(), uniform)
+        let (Device::Cuda(gpu), Some(first), true) =
+            (parts.params.arena().device(), batches.first(), uniform)
         else {
-            let loss =
-                step::forward_backward(parts.model, parts.params, parts.grads, batches, document_mask, terms)?;
+            let loss = step::forward_backward(
+                parts.model,
+                parts.params,
+                parts.grads,
+                batches,
+                document_mask,
+                terms,
+            )?;
             let grad_norm =
                 parts.optimizer.clipped_step(parts.params, parts.grads, lr, max_grad_norm, &loss)?;
             return Ok(Numbers { loss, grad_norm });
@@ -181,8 +188,7 @@ fn enqueue(parts: &mut Parts<'_>, inputs: &Inputs) -> Result<[Tensor; 2]> {
     let options = inputs.loss_options()?;
     let micro_batches = (0..inputs.key.micro_batches).map(|at| inputs.micro_batch(at));
     let loss = step::accumulate(parts.model, parts.params, parts.grads, micro_batches, |_| options.clone())?;
-    let grad_norm =
-        parts.optimizer.rated_step(parts.params, parts.grads, inputs.key.max_grad_norm, &loss)?;
+    let grad_norm = parts.optimizer.rated_step(parts.params, parts.grads, inputs.key.max_grad_norm, &loss)?;
     Ok([loss, grad_norm])
 }
 
@@ -341,7 +347,10 @@ mod tests {
         let captured: Vec<bool> = gained.iter().map(|(_, captured)| *captured).collect();
         assert_eq!(captured, [false, true, true, false, true, false, true, true], "{gained:?}");
         let counts: Vec<u64> = gained.iter().map(|(count, _)| *count).collect();
-        assert_eq!([counts[1], counts[2], counts[4], counts[6]], [counts[0], counts[0], counts[3], counts[5]]);
+        assert_eq!(
+            [counts[1], counts[2], counts[4], counts[6]],
+            [counts[0], counts[0], counts[3], counts[5]]
+        );
         assert_eq!(run.stepper.take_refusal(), None);
     }
 

@@ -8,7 +8,8 @@ use rb_planted::{Defect, active};
 use rb_tensor::{Device, ShapeError, Tensor};
 
 use crate::{
-    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream, rope_table,
+    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream,
+    rope_table,
 };
 
 /// Tokens of a forward pass.

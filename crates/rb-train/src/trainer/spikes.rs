@@ -4,10 +4,10 @@ use rb_data::Batch;
 use rb_tensor::Tensor;
 
 use super::Trainer;
-use crate::stepper::Stepper;
 use crate::config::OnSpike;
 use crate::guard::Spike;
 use crate::observe::EventKind;
+use crate::stepper::Stepper;
 use crate::{Result, TrainError, checkpoint, statistics};
 
 /// Times that a run may go back to one checkpoint: more would be a loop.
