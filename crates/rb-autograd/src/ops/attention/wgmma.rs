@@ -238,9 +238,11 @@ pub fn backward(
     let sums = cuda::output(gpu, &Shape::from([p.batch, p.num_heads, tiles * ROWS, 2]), DType::F32)?;
     // Given ranges are checked once, and what 64 queries see is found once.
     let with_ranges = matches!(p.mask, AttentionMask::Ranges(_));
-    let of_ranges = |shape: [usize; 3]| cuda::output(gpu, &Shape::from(shape), DType::I32);
+    let of_ranges = |shape: [usize; 3]| -> Result<Option<Tensor>> {
+        let make = || cuda::output(gpu, &Shape::from(shape), DType::I32);
+        with_ranges.then(make).transpose()
+    };
     let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
-    let arg = |tensor: &'_ Tensor| if with_ranges { tensor.arg() } else { Ok(Arg::Null) };
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
     let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
@@ -254,8 +256,8 @@ pub fn backward(
         .arg(lse.arg()?)
         .arg(dq.arg()?)
         .arg(sums.arg()?)
-        .arg(arg(&spans)?)
-        .arg(arg(&reaches)?);
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?);
     cuda::launch_on(gpu, p.end(launch, &q_grid))?;
 
     let block = backward_kv_block(p.load(info, p.key_pieces(2)));
@@ -268,9 +270,16 @@ pub fn backward(
         .inputs_as_tiles(launch, [q, k, v])?
         .arg(dy_tiles)
         .arg(sums.arg()?)
-        .arg(arg(&spans)?)
-        .arg(arg(&reaches)?)
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?)
         .arg(dk.arg()?)
         .arg(dv.arg()?);
     cuda::launch_on(gpu, p.end(launch, &kv_grid))
+}
+
+fn optional(tensor: &Option<Tensor>) -> Result<Arg<'_>> {
+    match tensor {
+        Some(tensor) => Ok(tensor.arg()?),
+        None => Ok(Arg::Null),
+    }
 }
