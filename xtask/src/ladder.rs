@@ -13,18 +13,35 @@ use crate::error::Error;
 /// Every crate of the workspace, bottom up, and the crates of the workspace that it may use.
 /// Dependencies for tests and builds obey the same rule.
 const LADDER: &[(&str, &[&str])] = &[
-    ("rb-cuda", &[]),
-    ("rb-tensor", &["rb-cuda"]),
-    ("rb-autograd", &["rb-cuda", "rb-tensor"]),
-    ("rb-data", &["rb-tensor"]),
-    ("rb-nn", &["rb-tensor", "rb-autograd"]),
-    ("rb-optim", &["rb-cuda", "rb-tensor", "rb-autograd"]),
-    ("rb-verify", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim"]),
-    ("rb-infer", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"]),
-    ("rb-train", &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"]),
+    ("rb-planted", &[]),
+    ("rb-cuda", &["rb-planted"]),
+    ("rb-tensor", &["rb-planted", "rb-cuda"]),
+    ("rb-autograd", &["rb-planted", "rb-cuda", "rb-tensor"]),
+    ("rb-data", &["rb-planted", "rb-tensor"]),
+    ("rb-nn", &["rb-planted", "rb-tensor", "rb-autograd"]),
+    ("rb-optim", &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd"]),
+    ("rb-verify", &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim"]),
+    (
+        "rb-infer",
+        &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"],
+    ),
+    (
+        "rb-train",
+        &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"],
+    ),
     (
         "rb-bench",
-        &["rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify", "rb-train"],
+        &[
+            "rb-planted",
+            "rb-cuda",
+            "rb-tensor",
+            "rb-autograd",
+            "rb-data",
+            "rb-nn",
+            "rb-optim",
+            "rb-verify",
+            "rb-train",
+        ],
     ),
     (
         "rb-cli",

@@ -4,6 +4,7 @@
 //! - `tidy`: the rules on source, documents and manifests that a compiler does not know.
 //! - `ladder`: which crate may depend on which.
 //! - `kernels`: compiles every kernel for every architecture with NVRTC; needs no GPU.
+//! - `mutate`: changes backward code in one place at a time and looks whether a test notices.
 //! - `new-op`: the skeleton of an operation and its registry line.
 //!
 //! This crate depends on no `rb-*` crate, so it builds in seconds and works when they do not.
@@ -12,6 +13,7 @@ mod error;
 mod kernels;
 mod ladder;
 mod lexer;
+mod mutate;
 mod new_op;
 mod rust_file;
 mod tidy;
@@ -47,6 +49,11 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Change backward code in one place at a time, and see whether a test notices
+    #[command(
+        after_help = "Examples:\n  cargo xtask mutate --sample 200\n  cargo xtask mutate --file rms_norm"
+    )]
+    Mutate(mutate::Options),
     /// Write the skeleton of an operation and add it to the registry
     NewOp {
         /// Name of the operation in snake case, as PyTorch calls it
@@ -61,6 +68,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&root).map(print_report),
         Command::Ladder => ladder::run(&root).map(print_report),
         Command::Kernels { options } => kernels::run(&root, &options),
+        Command::Mutate(options) => mutate::run(&root, &options),
         Command::NewOp { name } => new_op::run(&root, &name).map(print_report),
     };
     match outcome {

@@ -92,6 +92,25 @@ pub enum AutogradError {
         /// The parameter that was read last before it.
         param: String,
     },
+    /// Backward on a checked tape: the gradient that arrives at an operation is not finite.
+    #[error(
+        "the gradient that arrives at {op}{} is not finite: an operation after it made it so",
+        param.as_ref().map_or(String::new(), |p| format!(" of {p}"))
+    )]
+    NonFiniteGradient {
+        /// Operation.
+        op: &'static str,
+        /// The first parameter that it reads.
+        param: Option<String>,
+    },
+    /// Backward on a checked tape: an operation gave its parameter a gradient that is not finite.
+    #[error("the gradient of {param} is not finite, and what arrived at its {op} was")]
+    NonFiniteParameterGradient {
+        /// Operation.
+        op: &'static str,
+        /// Parameter.
+        param: String,
+    },
     /// Parameters that are trainable but received no gradient since the last step.
     #[error(
         "{} parameter(s) got no gradient this step: {}; connect them to the loss or declare them frozen",
@@ -122,6 +141,12 @@ pub enum AutogradError {
         /// Which store.
         what: &'static str,
     },
+}
+
+impl From<rb_cuda::CudaError> for AutogradError {
+    fn from(error: rb_cuda::CudaError) -> Self {
+        AutogradError::Tensor(error.into())
+    }
 }
 
 impl From<ShapeError> for AutogradError {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use rb_cuda::{Arg, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{Arena, DType, Device, Tensor};
 
 use crate::cuda;
@@ -72,7 +73,18 @@ impl GradStore {
 
     /// Declares every gradient stale: the next writer overwrites. Optimizers call it after a step.
     pub fn mark_stale(&mut self) {
-        self.fresh.fill(false);
+        if !active(Defect::GradientsStayFresh) {
+            self.fresh.fill(false);
+        }
+    }
+
+    /// How the next writer of an entry writes.
+    fn beta(&self, index: usize) -> Beta {
+        if active(Defect::FirstWriteAccumulates) {
+            return Beta::Accumulate;
+        }
+        let fresh = self.fresh[index] && !active(Defect::TiedHeadCountedOnce);
+        if fresh { Beta::Accumulate } else { Beta::Overwrite }
     }
 
     /// Checks that every trainable parameter has a gradient from this step.
@@ -107,8 +119,8 @@ impl GradStore {
     pub(crate) fn slot<T: Float>(&mut self, id: ParamId) -> Result<(&mut [T], Beta)> {
         let index = id.0 as usize;
         let range = self.layout.entries[index].range();
+        let beta = self.beta(index);
         let values = &mut self.arena.as_mut_slice::<T>()?[range];
-        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
         self.fresh[index] = true;
         Ok((values, beta))
     }
@@ -126,6 +138,7 @@ impl GradStore {
         let out = cuda::output(gpu, &[parts].into(), DType::F32)?;
         let launch = Launch::new(&SUM_OF_SQUARES, [parts as u32, 1, 1], [256, 1, 1])
             .define("T", all.dtype().cuda_name())
+            .moves(all.size_bytes())
             .arg(all.arg()?)
             .arg(out.arg()?)
             .arg(Arg::I64(self.layout.numel as i64));
@@ -137,7 +150,11 @@ impl GradStore {
     pub(crate) fn device_slot(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
         let index = id.0 as usize;
         let entry = &self.layout.entries[index];
-        let beta = if self.fresh[index] { Beta::Accumulate } else { Beta::Overwrite };
+        let beta = self.beta(index);
+        if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {
+            // What was written beside is added to.
+            gpu.join()?;
+        }
         let view = self.arena.view(entry.offset, &entry.shape)?;
         self.fresh[index] = true;
         Ok((view, beta))

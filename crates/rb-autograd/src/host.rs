@@ -17,6 +17,12 @@ const TASK_ELEMENTS: usize = 16 * 1024;
 /// Work (multiply-adds) below which a matrix product stays on the calling thread.
 const PARALLEL_PRODUCT: usize = 64 * 64 * 64;
 
+/// Calls `f(i, part)` for each `len` elements of `y`, in parallel. What rayon makes of a loop is many times the size of
+/// most of what is called in it, so it is compiled once for an element type and not once for a caller.
+fn par_parts<T: Send>(y: &mut [T], len: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+    y.par_chunks_mut(len).enumerate().for_each(|(i, part)| f(i, part));
+}
+
 /// Calls `f(row_index, row)` for each row of `row_len` elements of `y`, in parallel.
 pub fn par_rows<T: Float>(y: &mut [T], row_len: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     par_row_groups(y, row_len, row_len, f);
@@ -33,8 +39,8 @@ pub fn par_row_groups<T: Float>(
         return;
     }
     let rows = (TASK_ELEMENTS / work.max(1)).max(1);
-    y.par_chunks_mut(rows * row_len).enumerate().for_each(|(task, chunk)| {
-        for (i, row) in chunk.chunks_mut(row_len).enumerate() {
+    par_parts(y, rows * row_len, &|task, part| {
+        for (i, row) in part.chunks_mut(row_len).enumerate() {
             f(task * rows + i, row);
         }
     });
@@ -51,7 +57,7 @@ pub fn par_row_blocks<T: Float>(
         return;
     }
     let rows = (TASK_ELEMENTS / row_len).max(min_rows).max(1);
-    y.par_chunks_mut(rows * row_len).enumerate().for_each(|(task, block)| f(task * rows, block));
+    par_parts(y, rows * row_len, &|task, block| f(task * rows, block));
 }
 
 /// As [`par_row_groups`], for equally long rows of two buffers at once.
@@ -67,10 +73,12 @@ pub fn par_row_pairs<A: Send, B: Send>(
         return;
     }
     let rows = (TASK_ELEMENTS / work.max(1)).max(1);
-    let tasks = a.par_chunks_mut(rows * row_len).zip(b.par_chunks_mut(rows * row_len));
-    tasks.enumerate().for_each(|(task, (a, b))| {
-        for (i, (a, b)) in a.chunks_mut(row_len).zip(b.chunks_mut(row_len)).enumerate() {
-            f(task * rows + i, a, b);
+    let mut parts: Vec<_> = a.chunks_mut(rows * row_len).zip(b.chunks_mut(rows * row_len)).collect();
+    par_parts(&mut parts, 1, &|task, part| {
+        for (a, b) in part {
+            for (i, (a, b)) in a.chunks_mut(row_len).zip(b.chunks_mut(row_len)).enumerate() {
+                f(task * rows + i, a, b);
+            }
         }
     });
 }
@@ -78,11 +86,7 @@ pub fn par_row_pairs<A: Send, B: Send>(
 /// `f(x)` of each element, in parallel.
 pub fn par_map<T: Float>(x: &[T], f: impl Fn(T) -> T + Sync) -> Vec<T> {
     let mut y = vec![T::ZERO; x.len()];
-    y.par_chunks_mut(TASK_ELEMENTS).zip(x.par_chunks(TASK_ELEMENTS)).for_each(|(y, x)| {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = f(x);
-        }
-    });
+    par_update(&mut y, x, |_, x| f(x));
     y
 }
 
@@ -90,21 +94,20 @@ pub fn par_map<T: Float>(x: &[T], f: impl Fn(T) -> T + Sync) -> Vec<T> {
 pub fn par_zip<T: Float>(a: &[T], b: &[T], f: impl Fn(T, T) -> T + Sync) -> Vec<T> {
     debug_assert_eq!(a.len(), b.len());
     let mut y = vec![T::ZERO; a.len()];
-    y.par_chunks_mut(TASK_ELEMENTS)
-        .zip(a.par_chunks(TASK_ELEMENTS).zip(b.par_chunks(TASK_ELEMENTS)))
-        .for_each(|(y, (a, b))| {
-            for (y, (&a, &b)) in y.iter_mut().zip(a.iter().zip(b)) {
-                *y = f(a, b);
-            }
-        });
+    par_parts(&mut y, TASK_ELEMENTS, &|task, y| {
+        let start = task * TASK_ELEMENTS;
+        for (y, (&a, &b)) in y.iter_mut().zip(a[start..].iter().zip(&b[start..])) {
+            *y = f(a, b);
+        }
+    });
     y
 }
 
 /// `y[i] = f(y[i], x[i])` in place, in parallel.
 pub fn par_update<T: Float>(y: &mut [T], x: &[T], f: impl Fn(T, T) -> T + Sync) {
     debug_assert_eq!(y.len(), x.len());
-    y.par_chunks_mut(TASK_ELEMENTS).zip(x.par_chunks(TASK_ELEMENTS)).for_each(|(y, x)| {
-        for (y, &x) in y.iter_mut().zip(x) {
+    par_parts(y, TASK_ELEMENTS, &|task, y| {
+        for (y, &x) in y.iter_mut().zip(&x[task * TASK_ELEMENTS..]) {
             *y = f(*y, x);
         }
     });
@@ -186,16 +189,13 @@ pub fn par_column_sums<T: Float>(rows: usize, cols: usize, f: impl Fn(usize, &mu
     }
     // At most 64 groups, so that partial sums stay small beside the input.
     let group = (TASK_ELEMENTS / cols).max(1).max(rows.div_ceil(64));
-    let partial: Vec<Vec<T>> = (0..rows.div_ceil(group))
-        .into_par_iter()
-        .map(|g| {
-            let mut acc = vec![T::ZERO; cols];
-            for row in g * group..((g + 1) * group).min(rows) {
-                f(row, &mut acc);
-            }
-            acc
-        })
-        .collect();
+    let mut partial: Vec<Vec<T>> = vec![Vec::new(); rows.div_ceil(group)];
+    par_parts(&mut partial, 1, &|g, acc| {
+        acc[0] = vec![T::ZERO; cols];
+        for row in g * group..((g + 1) * group).min(rows) {
+            f(row, &mut acc[0]);
+        }
+    });
     let mut total = vec![T::ZERO; cols];
     for acc in partial {
         for (t, a) in total.iter_mut().zip(acc) {

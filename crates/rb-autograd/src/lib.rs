@@ -29,4 +29,4 @@ pub use float::Float;
 pub use grads::{Beta, GradStore};
 pub use op::{GradSinks, Op, Saved, apply};
 pub use params::{Init, Layout, ParamBuilder, ParamEntry, ParamId, ParamStore, Part, Precision};
-pub use tape::{LeafGrads, Tape, Var};
+pub use tape::{LeafGrads, Seen, Tape, Var, Watch};

@@ -1,11 +1,12 @@
 //! The operation trait and the one place where device and element type select an implementation.
 
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor, TensorError};
 
 use crate::cuda;
 use crate::host;
-use crate::tape::{LeafGrads, Source, Var};
+use crate::tape::{LeafGrads, Seen, Source, Var};
 use crate::{AutogradError, Beta, Float, GradStore, ParamStore, Result};
 
 /// A differentiable operation: its attributes are the fields of the implementing struct.
@@ -71,9 +72,17 @@ impl Saved for () {
 /// Declares a struct of tensors that implements [`Saved`]: `saved!(struct RmsNormSaved { x, rstd });`
 #[macro_export]
 macro_rules! saved {
+    ($(#[$meta:meta])* pub(super) struct $name:ident { $($field:ident),* $(,)? }) => {
+        $(#[$meta])*
+        pub struct $name { $(pub(super) $field: rb_tensor::Tensor),* }
+        $crate::saved!(@impl $name { $($field),* });
+    };
     ($(#[$meta:meta])* struct $name:ident { $($field:ident),* $(,)? }) => {
         $(#[$meta])*
         pub struct $name { $($field: rb_tensor::Tensor),* }
+        $crate::saved!(@impl $name { $($field),* });
+    };
+    (@impl $name:ident { $($field:ident),* }) => {
         impl $crate::Saved for $name {
             fn tensors(&self) -> Vec<&rb_tensor::Tensor> {
                 vec![$(&self.$field),*]
@@ -107,10 +116,17 @@ pub fn apply<'t, O: Op>(op: O, inputs: &[&Var<'t>]) -> Result<Var<'t>> {
     let values: Vec<Tensor> = inputs.iter().map(|v| v.value.clone()).collect();
     let (y, saved) = forward(&op, &values, &out)?;
     debug_assert_eq!(y.shape(), &out, "{}: forward disagrees with its shape rule", O::NAME);
-    if tape.checks_finite() {
-        check_finite::<O>(tape.count_operation(), &y)?;
+    if tape.checks_finite() || tape.watcher().is_some() {
+        let (number, param) = tape.count_operation();
+        if let Some(watch) = tape.watcher() {
+            watch.seen(&Seen { op: O::NAME, number, param, output: &y });
+        }
+        if tape.checks_finite() {
+            check_finite::<O>((number, param), &y)?;
+        }
     }
-    if !inputs.iter().any(|v| v.requires_grad()) {
+    let detached = O::NAME == "rope" && active(Defect::OperationWithoutBackward);
+    if detached || !inputs.iter().any(|v| v.requires_grad()) {
         return Ok(tape.var(Source::Constant, y));
     }
     let sources = inputs.iter().map(|v| v.source).collect();
@@ -147,6 +163,9 @@ fn forward<O: Op>(op: &O, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, O::
 }
 
 fn backward<O: Op>(op: O, saved: O::Saved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    if O::NAME == "rms_norm" && active(Defect::BackwardReturnsNothing) {
+        return Ok(());
+    }
     match (dy.device(), dy.dtype()) {
         (Device::Cpu, DType::F32) => op.host_backward::<f32>(saved, dy, grads),
         (Device::Cpu, DType::F64) => op.host_backward::<f64>(saved, dy, grads),
@@ -208,6 +227,15 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Name of the first parameter that the operation reads.
+    fn param(&self, weights: &ParamStore) -> Option<String> {
+        let read =
+            self.sources.iter().find_map(|s| if let Source::Param(id) = s { Some(*id) } else { None })?;
+        weights.entry(read).parts.first().map(|part| part.name.clone())
+    }
+}
+
 pub(crate) trait RecordedOp {
     fn name(&self) -> &'static str;
     fn saved(&self) -> Vec<&Tensor>;
@@ -249,7 +277,7 @@ impl<'g> BackwardState<'g> {
         leaves: Vec<Option<Tensor>>,
         root: Source,
         dy: Tensor,
-        weights: &ParamStore,
+        (weights, check_finite): (&ParamStore, bool),
         params: &'g mut GradStore,
     ) -> Result<LeafGrads> {
         let written = vec![false; leaves.len()];
@@ -258,6 +286,12 @@ impl<'g> BackwardState<'g> {
         while let Some(node) = nodes.pop() {
             let Some(dy) = state.nodes.pop().flatten() else { continue };
             let op = node.backward.name();
+            if check_finite && dy.first_non_finite()?.is_some() {
+                return Err(AutogradError::NonFiniteGradient { op, param: node.param(weights) });
+            }
+            if active(Defect::MemoryRetained) {
+                std::mem::forget(dy.clone());
+            }
             let mut sinks = GradSinks {
                 op,
                 written: vec![false; node.sources.len()],
@@ -265,10 +299,20 @@ impl<'g> BackwardState<'g> {
                 places: &node.places,
                 state: &mut state,
             };
+            let param = if check_finite { node.param(weights) } else { None };
             node.backward.run(weights, dy, &mut sinks)?;
             if let Some(input) = (0..node.sources.len()).find(|&i| sinks.wanted(i) && !sinks.written[i]) {
                 return Err(AutogradError::BackwardIncomplete { op, input });
             }
+            if let Some(name) = param
+                && let Some(grad) = state.params.part(&name)?
+                && grad.first_non_finite()?.is_some()
+            {
+                return Err(AutogradError::NonFiniteParameterGradient { op, param: name });
+            }
+        }
+        if let Device::Cuda(gpu) = state.params.device() {
+            gpu.join()?;
         }
         Ok(LeafGrads { grads: state.leaves, written: state.written })
     }
@@ -284,6 +328,7 @@ impl<'g> BackwardState<'g> {
             Source::Node(i) => &mut self.nodes[i],
         };
         *slot = Some(match slot.take() {
+            Some(_) if active(Defect::SecondReaderReplacesFirst) => grad,
             Some(old) => add(old, &grad)?,
             None => grad,
         });
@@ -323,6 +368,11 @@ impl GradSinks<'_> {
     /// Whether input `i` exists and needs a gradient. Work for one that does not is wasted, not wrong.
     pub fn wanted(&self, i: usize) -> bool {
         self.sources.get(i).is_some_and(|s| *s != Source::Constant)
+    }
+
+    /// Whether the gradient of input `i` goes to the store, where nothing reads it before the pass is over.
+    pub fn goes_to_store(&self, i: usize) -> bool {
+        matches!(self.sources.get(i), Some(Source::Param(_)))
     }
 
     /// Where the gradient of input `i` goes.

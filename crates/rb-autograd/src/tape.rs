@@ -22,11 +22,30 @@ pub(crate) enum Source {
     Node(usize),
 }
 
+/// The output of an operation, as a [`Watch`] sees it.
+pub struct Seen<'a> {
+    /// Name of the operation.
+    pub op: &'static str,
+    /// Its number in the forward pass, from 1.
+    pub number: usize,
+    /// The parameter that was read last before it.
+    pub param: Option<&'a str>,
+    /// What it gave.
+    pub output: &'a Tensor,
+}
+
+/// Looks at the outputs of operations as they are made; see [`Tape::watched`].
+pub trait Watch {
+    /// An operation has run.
+    fn seen(&self, seen: &Seen<'_>);
+}
+
 /// A record of operations on the values of one [`ParamStore`]. One tape serves one forward and backward.
 pub struct Tape<'p> {
     params: &'p ParamStore,
     recording: bool,
     check_finite: bool,
+    watch: Option<&'p dyn Watch>,
     state: RefCell<State>,
 }
 
@@ -43,12 +62,12 @@ pub(crate) struct State {
 impl<'p> Tape<'p> {
     /// A tape that records for `backward`.
     pub fn new(params: &'p ParamStore) -> Self {
-        Tape { params, recording: true, check_finite: false, state: RefCell::default() }
+        Tape { params, recording: true, check_finite: false, watch: None, state: RefCell::default() }
     }
 
     /// A tape that records nothing: the same forward code, no memory held.
     pub fn inference(params: &'p ParamStore) -> Self {
-        Tape { params, recording: false, check_finite: false, state: RefCell::default() }
+        Tape { params, recording: false, check_finite: false, watch: None, state: RefCell::default() }
     }
 
     /// The same tape, on which an operation whose output is not finite is an error that names it: slow, for
@@ -56,6 +75,16 @@ impl<'p> Tape<'p> {
     pub fn checked(mut self) -> Self {
         self.check_finite = true;
         self
+    }
+
+    /// The same tape, on which `watch` sees the output of every operation.
+    pub fn watched(mut self, watch: &'p dyn Watch) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    pub(crate) fn watcher(&self) -> Option<&'p dyn Watch> {
+        self.watch
     }
 
     pub(crate) fn checks_finite(&self) -> bool {
@@ -148,8 +177,7 @@ impl<'p> Tape<'p> {
         if loss.value.numel() != 1 {
             return Err(ShapeError::new("backward", "loss", loss.shape(), "one element").into());
         }
-        let one = Tensor::from_vec(vec![1.0f64], loss.shape().clone())?.to_dtype(loss.dtype())?;
-        let one = one.to_device(loss.value.device())?;
+        let one = Tensor::filled(loss.shape().clone(), 1.0, loss.value.device())?.to_dtype(loss.dtype())?;
         self.backward_from(loss, one, grads)
     }
 
@@ -190,12 +218,13 @@ impl<'p> Tape<'p> {
             seeds.resize(state.leaves, None);
             std::mem::take(&mut state.nodes)
         };
-        BackwardState::run(nodes, seeds, root, dy, self.params, grads)
+        BackwardState::run(nodes, seeds, root, dy, (self.params, self.check_finite), grads)
     }
 
     /// A tape on the same parameters that records nothing, and checks as this one does.
     pub(crate) fn unrecorded(&self) -> Tape<'p> {
-        let inner = Tape { check_finite: self.check_finite, ..Tape::inference(self.params) };
+        let inner =
+            Tape { check_finite: self.check_finite, watch: self.watch, ..Tape::inference(self.params) };
         inner.continue_from(self);
         inner
     }

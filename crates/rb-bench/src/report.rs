@@ -1,16 +1,23 @@
 //! What a benchmark tells: numbers for people and for programs.
 
 use rb_nn::{LlamaConfig, flops_per_token};
+use rb_verify::Pass;
 use serde::Serialize;
 
 use crate::args::Args;
+use crate::profile::Profile;
 
 /// How floating-point operations are counted.
 pub const FLOP_FORMULA: &str = "6 N + 6 L T H D a token: N elements of all matrices, causal attention";
 
 /// Everything that one run found.
+///
+/// It cannot be made without a [`Pass`]: the losses it is about are finite and fall.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// Proof of the gate.
+    #[serde(skip)]
+    pub _pass: Pass,
     /// Tokens of a step by the median time of a step.
     pub tokens_per_s: f64,
     /// Median time of a timed step.
@@ -100,6 +107,10 @@ pub struct GpuReport {
     pub kernels_ms: f64,
     /// The search for algorithms, if asked for.
     pub tuning: Option<Tuned>,
+    /// Nodes of the captured step; nothing where steps were launched piece by piece.
+    pub graph_nodes: Option<usize>,
+    /// Where the time of a step goes, if asked for.
+    pub profile: Option<Profile>,
 }
 
 /// What the search for algorithms of products did.
@@ -180,7 +191,12 @@ impl Report {
                 "memory: {:.1} MiB at the peak (planned {:.1}), {:.1} taken from the driver of {:.1} allowed",
                 gpu.peak_mib, gpu.planned_peak_mib, gpu.reserved_mib, gpu.budget_mib
             ));
-            lines.push(format!("launches: {} a step", gpu.launches_per_step));
+            let how = match gpu.graph_nodes {
+                Some(nodes) => format!("captured once, a graph of {nodes} nodes"),
+                None => "piece by piece".into(),
+            };
+            lines.push(format!("launches: {} a step, {how}", gpu.launches_per_step));
+            lines.extend(gpu.profile.iter().flat_map(Profile::lines));
             let start = if gpu.kernels_compiled > 0 { "cold" } else { "warm" };
             lines.push(format!(
                 "start to first step: {:.2} s ({start}: {} kernels compiled, {} from the cache)",
@@ -239,30 +255,9 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Why the speed of these steps must not be shown: a step on NaN is fast and worth nothing.
-pub fn refusal(losses: &[f64]) -> Option<String> {
-    if let Some(step) = losses.iter().position(|l| !l.is_finite()) {
-        return Some(format!("the loss of step {} is {}", step + 1, losses[step]));
-    }
-    match losses {
-        [first, .., last] if last < first => None,
-        _ => Some(format!("the losses {losses:?} do not fall")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_speed_without_a_finite_falling_loss() {
-        assert_eq!(refusal(&[3.0, 3.5, 2.0]), None);
-        assert_eq!(refusal(&[3.0, f64::NAN, 2.0]).unwrap(), "the loss of step 2 is NaN");
-        assert_eq!(refusal(&[3.0, 2.0, f64::INFINITY]).unwrap(), "the loss of step 3 is inf");
-        for flat in [&[3.0, 3.0][..], &[2.0, 3.0], &[3.0], &[]] {
-            assert!(refusal(flat).unwrap().contains("do not fall"));
-        }
-    }
 
     #[test]
     fn peaks_of_known_cards_only() {

@@ -11,9 +11,9 @@ use crate::Failure;
 #[derive(Parser)]
 #[command(name = "rb", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// Threads of the CPU path; all cores if left out.
-    #[arg(long, global = true, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+    /// Threads of the CPU path, 1 to 1024; all cores if left out.
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -180,7 +180,8 @@ pub(crate) struct KernelsArgs {
     /// Architecture to compile for. May be repeated.
     #[arg(long, value_name = "SM", default_values = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])]
     pub(crate) arch: Vec<String>,
-    /// One variant of each kernel for every combination of its element types and formulas, whatever its sizes.
+    /// One variant of each kernel for every combination of its element types and formulas, whatever its sizes; for
+    /// sm_86 and sm_89 whatever its formulas.
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -217,6 +218,8 @@ pub(crate) struct VerifyArgs {
 }
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
-    clap_complete::generate(shell, &mut Cli::command(), "rb", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rb", &mut script);
+    print!("{}", String::from_utf8_lossy(&script));
     Ok(())
 }

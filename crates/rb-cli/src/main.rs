@@ -6,6 +6,7 @@ mod generate;
 mod kernels;
 mod logits;
 mod model;
+mod panic;
 mod plan;
 mod tokenizer;
 mod train;
@@ -18,6 +19,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    panic::explain_in_one_line();
     rb_train::observe::keep_freed_memory();
     // Errors found by the argument parser leave with code 2, help and version with 0.
     let cli = Cli::parse();
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     if let Some(threads) = cli.threads
-        && let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
+        && let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()
     {
         eprintln!("error: --threads {threads}: {error}");
         return ExitCode::FAILURE;

@@ -13,7 +13,9 @@ pub(crate) fn folder(path: &Path) -> Result<PathBuf, Failure> {
     if path.join("config.json").is_file() {
         return Ok(path.to_path_buf());
     }
-    match rb_train::checkpoint::find_latest(&path.join("checkpoints"))? {
+    let checkpoints = path.join("checkpoints");
+    let found = if checkpoints.is_dir() { rb_train::checkpoint::find_latest(&checkpoints)? } else { None };
+    match found {
         Some(found) => Ok(found.path),
         None => Err(Failure::new(
             2,

@@ -19,12 +19,16 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     if args.all {
         report.extend("operations", verify_operations());
         report.extend("model", verify_variants(args.seed).map_err(fail)?);
+        report.extend("training", rb_train::verify::verify_training(args.seed)?);
     }
     if args.all || args.loss_gates {
         report.extend("gates", loss_gates(args.seed).map_err(fail)?);
     }
     if let Some(path) = &args.config {
-        let mut config = rb_train::config::load(path, &[])?.model;
+        let whole = rb_train::config::load(path, &[])?;
+        let schedule = Report { checks: vec![rb_train::verify::verify_schedule(&whole)] };
+        report.extend("config", schedule);
+        let mut config = whole.model;
         if config.vocab_size == 0 {
             // The tokenizer would give it; the size does not matter to these checks.
             config.vocab_size = 257;
@@ -56,7 +60,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
     println!("{report}");
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(1, e.to_string()))?;
-        std::fs::write(path, text).map_err(|e| Failure::new(1, format!("{}: {e}", path.display())))?;
+        std::fs::write(path, text).map_err(|e| {
+            Failure::new(1, format!("{}: {e}; {}", path.display(), rb_train::observe::remedy(&e)))
+        })?;
     }
     match report.refusal() {
         None => Ok(()),

@@ -59,7 +59,8 @@ fn documents_without_text_are_left_out_and_counted() {
     let words = ["train", "tiny.toml", "--out", "run", "--data", "mixed.jsonl", "--set"];
     let output = place.good(&[&words[..], &["train.max_steps=1"]].concat());
     assert!(output.contains("training tokens in 9 documents"), "{output}");
-    assert!(output.contains("documents without text were skipped documents=1"), "{output}");
+    let notice = "documents without text were skipped documents=1";
+    assert_eq!(output.matches(notice).count(), 1, "{output}");
 }
 
 #[test]
@@ -85,6 +86,7 @@ fn configs() {
     refused(with("num_attention_heads = 2", "num_attention_heads = 3"), &["bad.toml", "hidden_size", "8"]);
     refused(with("seq_len = 16", "seq_len = 17"), &["train.seq_len is 17", "max_position_embeddings 16"]);
     refused(with("[model]", "[model"), &["bad.toml:9"]);
+    refused(with("\"text.txt\"", "\"\""), &["bad.toml", "data.paths has an empty path"]);
     refused(String::new(), &["bad.toml", "model"]);
     place.refused(
         &["train", "tiny.toml", "--set", "train.max_step=9"],
@@ -92,9 +94,73 @@ fn configs() {
         &["train.max_step=9", "max_steps"],
     );
     place.refused(&["train", "tiny.toml", "--set", "train.max_steps"], 2, &["is not key=value"]);
-    place.refused(&["train", "missing.toml"], 1, &["missing.toml", "check the path"]);
+    place.refused(&["train", "missing.toml"], 2, &["missing.toml", "check the path"]);
     place.write("latin.toml", b"# caf\xe9\n");
-    place.refused(&["train", "latin.toml"], 1, &["latin.toml", "UTF-8"]);
+    place.refused(&["train", "latin.toml"], 2, &["latin.toml", "UTF-8"]);
+}
+
+/// Values of the right type that no run can use: refused before anything is made.
+#[test]
+fn values_that_cannot_be() {
+    let place = Place::new();
+    for (set, part) in [
+        ("tokenizer.vocab_size=0", "tokenizer.vocab_size is 0, expected 257 to 16777216"),
+        ("tokenizer.vocab_size=99999999999", "expected 257 to 16777216"),
+        ("train.adam_epsilon=0", "train.adam_epsilon is 0, expected a finite number above 0"),
+        ("train.gradient_accumulation_steps=99999999999", "expected 1 to 1048576"),
+        ("train.per_device_train_batch_size=99999999999", "expected 1 to 2147483647"),
+        ("run.gpu_memory_budget_mib=0", "run.gpu_memory_budget_mib is 0, expected at least 1"),
+        ("data.paths=[\"\"]", "data.paths has an empty path"),
+        ("train.max_step=9", "did you mean `max_steps`? known here: "),
+        ("elsewhere=9", "unknown key `elsewhere`; known here: run, data"),
+    ] {
+        place.refused(&["train", "tiny.toml", "--out", "run", "--set", set], 2, &[part]);
+        assert!(!place.path("run").exists(), "{set}");
+    }
+    place.refused(
+        &["train", "tiny.toml", "--out", "run", "--set", "train.frozen=[\"*\"]"],
+        2,
+        &["train.frozen: freezes every parameter"],
+    );
+    place.refused(&["doctor", "--threads", "0"], 2, &["--threads", "1..=1024"]);
+    place.refused(&["doctor", "--threads", "100000"], 2, &["--threads", "1..=1024"]);
+}
+
+/// What does not fit into the machine's memory is refused, where the system says how much there is.
+#[test]
+fn models_that_are_too_large() {
+    let place = Place::new();
+    if !std::path::Path::new("/proc/meminfo").exists() {
+        return println!("skipped: the size of the memory is unknown here");
+    }
+    for set in [
+        "model.hidden_size=100000000",
+        "model.num_hidden_layers=100000000",
+        "model.intermediate_size=2147483647",
+        "train.per_device_train_batch_size=2147483647",
+    ] {
+        let words = ["train", "tiny.toml", "--out", "run", "--set", "run.device=cpu", "--set", set];
+        place.refused(&words, 2, &["a step needs at least", "GiB of memory", "make the model smaller"]);
+        assert!(!place.path("run").exists(), "{set}");
+    }
+}
+
+/// An output that cannot be written: one line and exit code 1.
+#[cfg(target_os = "linux")]
+#[test]
+fn outputs_that_are_gone() {
+    let place = Place::new();
+    for words in
+        [&["completions", "bash"][..], &["plan", "tiny.toml"], &["train", "tiny.toml", "--out", "run"]]
+    {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = place.rb(words).stdout(full).output().unwrap();
+        common::refused(&output, &words.join(" "), 1, &["cannot write to standard output: No space left"]);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = place.rb(words).stdout(writer).output().unwrap();
+        common::refused(&output, &words.join(" "), 1, &["cannot write to standard output: Broken pipe"]);
+    }
 }
 
 /// Without a GPU, asking for one says what is missing, where it was looked for and what to do.
@@ -138,6 +204,12 @@ fn places() {
         &["text.txt/run", "a file and a folder"],
     );
     place.refused(&["generate", "nowhere"], 2, &["nowhere: is neither a model folder"]);
+    place.refused(&["generate", "text.txt"], 2, &["text.txt: is neither a model folder"]);
+    place.refused(
+        &["verify", "--config", "tiny.toml", "--json", "no/such/report.json"],
+        1,
+        &["no/such/report.json", "check the path"],
+    );
     place.refused(&["generate", "run", "--temperature=-1"], 2, &["temperature"]);
     place.refused(&["logits", "run", "--out", "no/such/probe"], 1, &["no/such/probe", "check the path"]);
     place.refused(

@@ -14,6 +14,7 @@ mod documents;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 pub use documents::Documents;
 use walkdir::WalkDir;
@@ -135,6 +136,8 @@ pub struct Corpus {
     skipped: Vec<PathBuf>,
     repeated: Vec<PathBuf>,
     options: CorpusOptions,
+    /// Whether the log has the count of documents without text: the same text is read several times.
+    told_of_empty: Arc<AtomicBool>,
 }
 
 /// Finds the files of `paths`, in the order given; nothing is read yet.
@@ -154,7 +157,13 @@ impl Corpus {
         if paths.is_empty() {
             return Err(DataError::NoPaths);
         }
-        let mut corpus = Self { sources: Vec::new(), skipped: Vec::new(), repeated: Vec::new(), options };
+        let mut corpus = Self {
+            sources: Vec::new(),
+            skipped: Vec::new(),
+            repeated: Vec::new(),
+            options,
+            told_of_empty: Arc::default(),
+        };
         let mut known = HashSet::new();
         for path in paths {
             let metadata = std::fs::metadata(path).map_err(|e| DataError::io("open", path, e))?;
@@ -235,7 +244,7 @@ impl Corpus {
     /// Reads all documents in order. After the last one comes [`DataError::NoDocuments`] if there was none; nothing
     /// comes after an error.
     pub fn documents(&self) -> Documents<'_> {
-        Documents::new(&self.sources, self.options)
+        Documents::new(&self.sources, self.options, &self.told_of_empty)
     }
 
     /// Reads everything once and counts.

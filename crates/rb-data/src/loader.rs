@@ -18,6 +18,7 @@ mod row;
 
 use std::sync::Arc;
 
+use rb_planted::{Defect, active};
 use serde::{Deserialize, Serialize};
 
 pub use eval::{EvalConfig, EvalIter, sequential};
@@ -236,7 +237,9 @@ impl Loader {
                 expected: "at most 2^62; the state is damaged",
             });
         }
-        self.samples_seen = state.samples_seen;
+        if !active(Defect::DataPlaceNotRestored) {
+            self.samples_seen = state.samples_seen;
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use rb_autograd::ops::attention::{AttentionMask, AttentionOptions};
 use rb_autograd::ops::rope::RopeTable;
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 use rb_tensor::Tensor;
 
 use crate::{Linear, LlamaConfig, Result, RmsNorm};
@@ -64,17 +65,25 @@ impl SelfAttention {
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
         let (batch, len) = (x.shape()[0], x.shape()[1]);
         let (h, g, d) = (self.heads, self.kv_heads, self.head_dim);
+        let scale = if active(Defect::ScoresNotScaled) { 1.0 } else { self.options.scale };
+        let options = AttentionOptions { scale, ..self.options };
         let qkv = ops::reshape(&self.qkv.forward(tape, x)?, [batch, len, h + 2 * g, d])?;
         let y = match &self.qk_norm {
+            None if active(Defect::FusedPathNeverRan) => {
+                let heads = |start, count| ops::slice(&qkv, 2, start, count);
+                let q = ops::rope(&heads(0, h)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&heads(h, g)?, cx.positions, cx.rope, g)?;
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
+            }
             None => {
                 let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
-                ops::attention_packed(&rotated, h, g, cx.mask, self.options)?
+                ops::attention_packed(&rotated, h, g, cx.mask, options)?
             }
             Some((q_norm, k_norm)) => {
                 let heads = |start, count| ops::slice(&qkv, 2, start, count);
                 let q = ops::rope(&q_norm.forward(tape, &heads(0, h)?)?, cx.positions, cx.rope, h)?;
                 let k = ops::rope(&k_norm.forward(tape, &heads(h, g)?)?, cx.positions, cx.rope, g)?;
-                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, self.options)?
+                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
             }
         };
         self.out.forward(tape, &ops::reshape(&y, [batch, len, h * d])?)

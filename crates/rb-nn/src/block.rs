@@ -1,6 +1,7 @@
 //! [`DecoderBlock`]: attention and feed-forward layer, each behind a norm and beside a residual.
 
 use rb_autograd::{ParamBuilder, Tape, Var, ops};
+use rb_planted::{Defect, active};
 
 use crate::{AttentionContext, LlamaConfig, NnError, Result, RmsNorm, SelfAttention, SwigluMlp};
 
@@ -14,6 +15,27 @@ pub enum Recompute {
     Mlp,
     /// All of it: only the layer's input is kept.
     Block,
+}
+
+/// A residual stream whose last branch may not be added yet.
+pub struct Stream<'t> {
+    /// The stream `[B, T, C]`.
+    pub x: Var<'t>,
+    /// What is to be added.
+    pub branch: Option<Var<'t>>,
+}
+
+impl<'t> Stream<'t> {
+    /// The stream with its branch added, and that normalised.
+    pub fn normed(self, tape: &'t Tape<'t>, norm: &RmsNorm) -> Result<(Var<'t>, Var<'t>)> {
+        match self.branch {
+            Some(branch) => norm.forward_sum(tape, &self.x, &branch),
+            None => {
+                let normed = norm.forward(tape, &self.x)?;
+                Ok((self.x, normed))
+            }
+        }
+    }
 }
 
 /// One layer: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
@@ -49,6 +71,7 @@ impl DecoderBlock {
         recompute: Recompute,
     ) -> Result<Var<'t>> {
         let block = *self;
+        let recompute = if active(Defect::RecomputeNeverRan) { Recompute::None } else { recompute };
         match recompute {
             Recompute::None => {
                 let h = self.attend(tape, x, cx)?;
@@ -71,11 +94,30 @@ impl DecoderBlock {
         }
     }
 
+    /// As [`DecoderBlock::forward`] without recomputation, with sums left to the norms that follow them.
+    pub fn forward_stream<'t>(
+        &self,
+        tape: &'t Tape<'t>,
+        stream: Stream<'t>,
+        cx: &AttentionContext<'_>,
+    ) -> Result<Stream<'t>> {
+        let (x, normed) = stream.normed(tape, &self.input_norm)?;
+        let branch = Some(self.attention.forward(tape, &normed, cx)?);
+        let (x, mut normed) = Stream { x, branch }.normed(tape, &self.post_norm)?;
+        if active(Defect::DetachedBranch) {
+            normed = tape.constant(normed.detach());
+        }
+        Ok(Stream { x, branch: Some(self.mlp.forward(tape, &normed)?) })
+    }
+
     fn attend<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {
         Ok(ops::add(x, &self.attention.forward(tape, &self.input_norm.forward(tape, x)?, cx)?)?)
     }
 
     fn feed_forward<'t>(&self, tape: &'t Tape<'t>, h: &Var<'t>) -> Result<Var<'t>> {
+        if active(Defect::DetachedBranch) {
+            return self.mlp.forward(tape, &self.post_norm.forward(tape, &tape.constant(h.detach()))?);
+        }
         self.mlp.forward(tape, &self.post_norm.forward(tape, h)?)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rb_autograd::ParamStore;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Tensor, io};
 
 use crate::{NnError, Result};
@@ -15,10 +16,11 @@ use crate::{NnError, Result};
 pub fn save_hf(params: &ParamStore, path: &Path) -> Result<()> {
     let mut tensors = Vec::new();
     for (_, part) in params.layout().parts() {
-        tensors.push((
-            part.name.as_str(),
-            params.part(&part.name)?.to_device(Device::Cpu)?.to_dtype(DType::F32)?,
-        ));
+        let mut values = params.part(&part.name)?.to_device(Device::Cpu)?;
+        if active(Defect::MasterWeightsNotStored) {
+            values = values.to_dtype(DType::BF16)?;
+        }
+        tensors.push((part.name.as_str(), values.to_dtype(DType::F32)?));
     }
     Ok(io::write_safetensors(path, tensors.iter().map(|(name, tensor)| (*name, tensor)))?)
 }

@@ -28,6 +28,18 @@ pub enum OptimError {
         /// What is allowed.
         expected: &'static str,
     },
+    /// Parameters that are read and get a gradient of zeros alone. Nothing was changed.
+    #[error(
+        "{} parameter(s) had no gradient but zero in {steps} steps and would never learn: {}; look for a factor of \
+         zero, a dead activation or rows that nothing reads before them, or freeze them with set_trainable(name, false)",
+        names.len(), names.join(", ")
+    )]
+    DeadParameters {
+        /// Their names.
+        names: Vec<String>,
+        /// Steps that were seen.
+        steps: u64,
+    },
     /// Stored state that does not belong to this model and optimizer. Nothing was loaded.
     #[error(
         "{optimizer}: stored state does not fit this model: missing [{}], unexpected [{}]; \

@@ -1,5 +1,6 @@
 //! Learning-rate schedules: closed forms of the step, so that resuming needs no state.
 
+use rb_planted::{Defect, active};
 /// A schedule. Every kind starts with a linear warm-up over `warmup_steps` whose first rate is
 /// `peak / warmup_steps`, never 0, and stays at its floor after its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,14 +50,15 @@ impl Schedule {
     /// The rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
-            return self.peak * (step + 1) as f64 / self.warmup_steps as f64;
+            let done = if active(Defect::FirstRateIsZero) { step } else { step + 1 };
+            return self.peak * done as f64 / self.warmup_steps as f64;
         }
         let fall_from = match self.kind {
             Kind::Constant => return self.peak,
             Kind::WarmupStableDecay { decay_steps } => self.total_steps.saturating_sub(decay_steps),
             Kind::Linear | Kind::Cosine => self.warmup_steps,
         };
-        if step.saturating_add(1) >= self.total_steps {
+        if step.saturating_add(1) >= self.total_steps && !active(Defect::CosineRestarts) {
             return if fall_from >= self.total_steps { self.peak } else { self.floor };
         }
         if step < fall_from {

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamStore};
+use rb_autograd::{AutogradError, Float, GradStore, Layout, ParamEntry, ParamStore};
+use rb_planted::{Defect, active};
 use rb_tensor::{Arena, DType, ShapeError, Tensor};
 
 use crate::cuda::CudaState;
@@ -18,6 +19,9 @@ use crate::{OptimError, Result};
 
 /// Elements of one parallel task: four arrays of this many f32 fit in a second-level cache.
 const TASK_ELEMENTS: usize = 16 * 1024;
+
+/// Steps of one process in which a parameter's gradient may be nothing but zeros.
+const PATIENCE: u64 = 16;
 
 /// The formula of an optimizer with `N` state arrays, on equally long slices.
 pub(crate) trait Update<const N: usize>: Sync {
@@ -58,6 +62,12 @@ pub(crate) struct State<const N: usize> {
     /// Steps done on the host; on a GPU the device counts.
     pub(crate) steps: u64,
     pub(crate) halt: bool,
+    /// Parts, in the order of the layout, that have had a gradient other than zero.
+    alive: Vec<bool>,
+    /// Steps since this was made.
+    seen: u64,
+    /// Learning rate of the next step.
+    rate: f64,
     cuda: Option<CudaState>,
 }
 
@@ -75,19 +85,25 @@ impl<const N: usize> State<N> {
         // INVARIANT: the loop pushed one arena a name, and there are N names.
         let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
         let cuda = weights.device().gpu().map(CudaState::new).transpose()?;
-        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, cuda })
+        let alive = vec![false; layout.parts().count()];
+        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, alive, seen: 0, rate: 0.0, cuda })
+    }
+
+    /// The learning rate of the next step.
+    pub(crate) fn set_rate(&mut self, lr: f64) -> Result<()> {
+        require(lr.is_finite() && lr >= 0.0, self.optimizer, "lr", lr, "a finite number of at least 0")?;
+        self.rate = lr;
+        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.set_rate(lr))
+    }
+
+    /// See [`State::set_rate`].
+    pub(crate) fn rate(&self) -> f64 {
+        self.rate
     }
 
     /// Everything that may forbid a step, checked before anything changes.
-    pub(crate) fn check(
-        &self,
-        params: &ParamStore,
-        grads: &GradStore,
-        lr: f64,
-        grad_scale: f64,
-    ) -> Result<()> {
+    pub(crate) fn check(&self, params: &ParamStore, grads: &GradStore, grad_scale: f64) -> Result<()> {
         let finite = "a finite number";
-        require(lr.is_finite() && lr >= 0.0, self.optimizer, "lr", lr, "a finite number of at least 0")?;
         require(grad_scale.is_finite(), self.optimizer, "grad_scale", grad_scale, finite)?;
         if params.layout() != &self.layout {
             return Err(AutogradError::LayoutMismatch { what: "the optimizer state" }.into());
@@ -105,20 +121,13 @@ impl<const N: usize> State<N> {
         update: &impl Update<N>,
         params: &mut ParamStore,
         grads: &mut GradStore,
-        lr: f64,
         scale: GradScale<'_>,
     ) -> Result<Tensor> {
         let fixed = if let GradScale::Fixed(factor) = scale { factor } else { 1.0 };
-        self.check(params, grads, lr, fixed)?;
+        self.check(params, grads, fixed)?;
         if let Some(cuda) = &self.cuda {
-            let norm = cuda.run(
-                &update.cuda(),
-                &self.layout,
-                params,
-                grads,
-                &mut self.arenas,
-                (lr, scale, self.halt),
-            )?;
+            let norm =
+                cuda.run(&update.cuda(), &self.layout, params, grads, &mut self.arenas, (scale, self.halt))?;
             grads.mark_stale();
             return Ok(norm);
         }
@@ -126,12 +135,15 @@ impl<const N: usize> State<N> {
             GradScale::Fixed(factor) => (factor, f64::NAN),
             GradScale::Clip { max_norm, loss } => {
                 let norm = grads.global_norm()?;
-                if !norm.is_finite() || !loss.item()?.is_finite() {
+                let finite = norm.is_finite() && loss.item()?.is_finite();
+                if !finite && !active(Defect::NonFiniteStepApplied) {
                     return Ok(Tensor::scalar(norm));
                 }
-                (crate::clip_coefficient(norm, max_norm), norm)
+                let factor = crate::clip_coefficient(norm, max_norm);
+                (factor, if active(Defect::NormAfterClipping) { norm * factor } else { norm })
             }
         };
+        self.refuse_dead_parameters(grads)?;
         match params.arena().dtype() {
             DType::F64 => self.apply_typed::<f64>(update, factor, params, grads)?,
             _ => self.apply_typed::<f32>(update, factor, params, grads)?,
@@ -139,6 +151,26 @@ impl<const N: usize> State<N> {
         grads.mark_stale();
         self.steps += 1;
         Ok(Tensor::scalar(norm))
+    }
+
+    /// A parameter that is read and yet gets zeros alone, step after step, will never learn: it is behind a factor of
+    /// zero, a dead activation or rows that nothing looks at. On a GPU gradients are not looked at here.
+    fn refuse_dead_parameters(&mut self, grads: &GradStore) -> Result<()> {
+        self.seen += 1;
+        let mut dead = Vec::new();
+        for ((entry, part), alive) in self.layout.parts().zip(&mut self.alive) {
+            if !*alive && entry.trainable {
+                *alive = grads.part(&part.name)?.is_some_and(|grad| has_a_value(&grad));
+            }
+            if !*alive && entry.trainable && self.seen >= PATIENCE {
+                dead.push(part.name.clone());
+            }
+        }
+        if dead.is_empty() {
+            Ok(())
+        } else {
+            Err(OptimError::DeadParameters { names: dead, steps: self.seen })
+        }
     }
 
     /// Steps done, whoever counts them.
@@ -223,6 +255,14 @@ impl<const N: usize> State<N> {
     }
 }
 
+/// Whether any element is not zero; the search ends at the first.
+fn has_a_value(grad: &Tensor) -> bool {
+    match grad.dtype() {
+        DType::F64 => grad.as_slice::<f64>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
+        _ => grad.as_slice::<f32>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
+    }
+}
+
 /// Skips `gap` elements of `rest` and cuts off the `len` after them.
 fn take<'a, T>(rest: &mut &'a mut [T], gap: usize, len: usize) -> &'a mut [T] {
     let (cut, tail) = std::mem::take(rest)[gap..].split_at_mut(len);
@@ -232,9 +272,14 @@ fn take<'a, T>(rest: &mut &'a mut [T], gap: usize, len: usize) -> &'a mut [T] {
 
 /// Trainable elements in order, as `(decay, range)`; neighbours of one kind are joined.
 fn ranges(layout: &Layout) -> Vec<(bool, Range<usize>)> {
-    let trainable = layout.parts().filter(|(entry, _)| entry.trainable);
+    let all = active(Defect::FrozenParameterMoves);
+    let trainable = layout.parts().filter(|(entry, _)| entry.trainable || all);
+    let decays = |e: &ParamEntry| e.decay || active(Defect::DecayOnNorms);
     let mut parts: Vec<(bool, Range<usize>)> =
-        trainable.map(|(e, p)| (e.decay, p.offset..p.offset + p.shape.numel())).collect();
+        trainable.map(|(e, p)| (decays(e), p.offset..p.offset + p.shape.numel())).collect();
+    if active(Defect::OptimizerSkipsParameter) {
+        parts.pop();
+    }
     parts.sort_by_key(|(_, range)| range.start);
     let mut joined: Vec<(bool, Range<usize>)> = Vec::new();
     for (decay, range) in parts {

@@ -14,6 +14,7 @@ use rb_autograd::ParamStore;
 use rb_data::{LoaderState, Tokenizer};
 use rb_nn::CausalLm;
 use rb_optim::Optimizer;
+use rb_planted::{Defect, active};
 use serde::{Deserialize, Serialize};
 
 use crate::{Result, TrainError};
@@ -136,7 +137,10 @@ pub fn restore(
 ) -> Result<()> {
     rb_nn::weights::load_hf(params, dir)?;
     let tensors = rb_tensor::io::read_safetensors(&dir.join("trainer/optimizer.safetensors"))?;
-    optimizer.load_state(&tensors, state.optimizer_steps)?;
+    let steps = if active(Defect::StepCountNotRestored) { 0 } else { state.optimizer_steps };
+    if !active(Defect::MomentsNotRestored) {
+        optimizer.load_state(&tensors, steps)?;
+    }
     Ok(())
 }
 

@@ -56,6 +56,9 @@ pub struct RunSection {
     /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
     /// library. Bits repeat as long as that file stays.
     pub tune_products: bool,
+    /// On a GPU, capture a step once and launch it whole from then on. Bits are those of steps launch by launch, which are
+    /// made where a step cannot be captured.
+    pub graph: bool,
     /// Most MiB of GPU memory that the run may take. Left out: what is free when it starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_budget_mib: Option<u64>,
@@ -71,6 +74,7 @@ impl Default for RunSection {
             residual_dtype: WideDtype::Fp32,
             gradient_dtype: WideDtype::Fp32,
             tune_products: true,
+            graph: true,
             gpu_memory_budget_mib: None,
         }
     }
@@ -225,6 +229,14 @@ pub struct TrainSection {
     pub frozen: Vec<String>,
     /// What a step with a non-finite loss or gradient does.
     pub on_non_finite: OnNonFinite,
+    /// What a step does whose loss or gradient norm is far above those of the steps before.
+    pub on_spike: OnSpike,
+    /// How far that is, in robust standard deviations (1.4826 times the median absolute deviation).
+    pub spike_zscore: f64,
+    /// Steps that a step is compared with, at least 20.
+    pub spike_window: usize,
+    /// Steps between lines of `statistics.jsonl`: sizes of every activation, gradient and weight. 0 turns them off.
+    pub statistics_steps: u64,
     /// Steps between log lines.
     pub logging_steps: u64,
     /// Steps between evaluations; 0 turns them off.
@@ -267,6 +279,10 @@ impl Default for TrainSection {
             recompute: RecomputeChoice::None,
             frozen: Vec::new(),
             on_non_finite: OnNonFinite::Stop,
+            on_spike: OnSpike::Warn,
+            spike_zscore: 10.0,
+            spike_window: 128,
+            statistics_steps: 0,
             logging_steps: 10,
             eval_steps: 100,
             eval_max_sequences: 0,
@@ -337,4 +353,20 @@ pub enum OnNonFinite {
     Stop,
     /// Leave the weights as they are, count the step and go on.
     Skip,
+}
+
+/// What happens at a step whose loss or gradient norm is a spike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnSpike {
+    /// Nothing: it is not looked for.
+    Off,
+    /// A warning in the log and in the metrics.
+    Warn,
+    /// The weights stay as they are. On a GPU each step is then waited for.
+    Skip,
+    /// The run stops with exit code 3.
+    Stop,
+    /// Weights and optimizer state of the newest checkpoint are taken again; the data go on. A few times at most.
+    Rollback,
 }

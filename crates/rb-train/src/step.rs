@@ -5,9 +5,10 @@ use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
 use rb_autograd::{AutogradError, Beta, GradStore, ParamStore, Tape, cuda};
 use rb_data::{Batch, IGNORE};
 use rb_nn::{CausalLm, ModelInput, NnError};
-use rb_tensor::{Device, Tensor};
+use rb_planted::{Defect, active};
+use rb_tensor::{DType, Device, Tensor};
 
-use crate::Result;
+use crate::{Result, TrainError};
 
 /// Terms of the training loss besides cross entropy.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -49,7 +50,7 @@ pub fn model_input(
 }
 
 /// Kernels cannot raise an error, so what they index with is checked before it leaves the host.
-fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
+pub(crate) fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
     let good = |id: i32| id == least || usize::try_from(id).is_ok_and(|id| id < bound);
     match ids.iter().position(|&id| !good(id)) {
         None => Ok(()),
@@ -73,21 +74,46 @@ pub fn forward_backward(
     document_mask: bool,
     terms: LossTerms,
 ) -> Result<Tensor> {
-    let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
-    let options = loss_options(valid, terms);
+    let count = |b: &Batch| {
+        if active(Defect::StepMeanOverPadding) { b.batch_size * b.seq_len } else { b.valid_tokens }
+    };
+    let valid: usize = batches.iter().map(count).sum();
+    let options = |at: usize| match active(Defect::MeanOfMicroBatches) {
+        true => loss_options(batches[at].valid_tokens * batches.len(), terms),
+        false => loss_options(valid, terms),
+    };
+    let device = params.arena().device();
+    let vocab_size = model.config().vocab_size;
+    let inputs = batches.iter().map(|batch| model_input(batch, document_mask, vocab_size, device));
+    accumulate(model, params, grads, inputs, options)
+}
+
+/// As [`forward_backward`] from inputs and labels that are on the device of the weights, with the options of the loss
+/// by the number of the micro-batch.
+pub(crate) fn accumulate(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    inputs: impl Iterator<Item = Result<(ModelInput, Tensor)>>,
+    options: impl Fn(usize) -> CrossEntropyOptions,
+) -> Result<Tensor> {
     let device = params.arena().device();
     grads.mark_stale();
     let (mut total, mut on_device) = (0.0, None);
-    for batch in batches {
-        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, device)?;
+    for (at, input) in inputs.enumerate() {
+        let (input, labels) = input?;
+        let options = &options(at);
         let tape = Tape::new(params);
-        let loss = model.loss(&tape, &input, &labels, &options)?;
+        let loss = model.loss(&tape, &input, &labels, options)?;
         match (device, &on_device) {
             (Device::Cpu, _) => total += loss.detach().item()?,
             (_, None) => on_device = Some(loss.detach().to_owned_copy()?),
             (_, Some(sum)) => cuda::accumulate(sum, &loss.detach(), Beta::Accumulate)?,
         }
         tape.backward(&loss, grads)?;
+        if device == Device::Cpu && active(Defect::ClipBeforeAccumulationEnds) {
+            clip_in_place(grads, 0.1)?;
+        }
     }
     Ok(on_device.unwrap_or_else(|| Tensor::scalar(total)))
 }
@@ -105,16 +131,54 @@ pub fn find_non_finite(
             return Ok(Some(format!("weight {}", part.name)));
         }
     }
+    let tape = Tape::inference(params).checked();
+    match loss_on(model, &tape, batches, document_mask, terms) {
+        Err(TrainError::Nn(NnError::Autograd(found @ AutogradError::NonFinite { .. }))) => {
+            Ok(Some(found.to_string()))
+        }
+        other => other.map(|()| None),
+    }
+}
+
+/// The forward passes of `batches` on a tape that records nothing.
+pub(crate) fn loss_on<'t>(
+    model: &CausalLm,
+    tape: &'t Tape<'t>,
+    batches: &[Batch],
+    document_mask: bool,
+    terms: LossTerms,
+) -> Result<()> {
     let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    for batch in batches {
+        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, tape.device())?;
+        model.loss(tape, &input, &labels, &options)?;
+    }
+    Ok(())
+}
+
+/// Forward and backward of `batches` once more, stopped at the first gradient in the order of backward that is not
+/// finite: the operation it arrived at, or the parameter it belongs to.
+pub fn find_non_finite_in_backward(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    batches: &[Batch],
+    document_mask: bool,
+    terms: LossTerms,
+) -> Result<Option<String>> {
+    let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    grads.mark_stale();
     for batch in batches {
         let (input, labels) =
             model_input(batch, document_mask, model.config().vocab_size, params.arena().device())?;
-        let tape = Tape::inference(params).checked();
-        match model.loss(&tape, &input, &labels, &options) {
-            Err(NnError::Autograd(found @ AutogradError::NonFinite { .. })) => {
-                return Ok(Some(found.to_string()));
-            }
-            other => other.map(drop)?,
+        let tape = Tape::new(params).checked();
+        let loss = model.loss(&tape, &input, &labels, &options)?;
+        match tape.backward(&loss, grads) {
+            Err(
+                found @ (AutogradError::NonFiniteGradient { .. }
+                | AutogradError::NonFiniteParameterGradient { .. }),
+            ) => return Ok(Some(found.to_string())),
+            other => drop(other?),
         }
     }
     Ok(None)
@@ -145,13 +209,28 @@ pub fn evaluate(
             model_input(&batch, document_mask, model.config().vocab_size, params.arena().device())?;
         // Sums, not means: batches with unequal numbers of valid tokens weigh as their tokens do.
         let options = CrossEntropyOptions { denominator: Denominator::Fixed(1.0), ..Default::default() };
-        total += model.loss(&Tape::inference(params), &input, &labels, &options)?.detach().item()?;
+        let sum = model.loss(&Tape::inference(params), &input, &labels, &options)?.detach().item()?;
+        if active(Defect::EvaluationMeanOfMeans) {
+            (total, tokens) = (total + sum / batch.valid_tokens as f64, tokens + 1);
+            continue;
+        }
+        total += sum;
         tokens += batch.valid_tokens as u64;
     }
     Ok((total / tokens.max(1) as f64, tokens))
 }
 
-fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
+/// What the planted defect of an early clip does.
+fn clip_in_place(grads: &mut GradStore, max_norm: f64) -> Result<()> {
+    let scale = rb_optim::clip_coefficient(grads.global_norm()?, max_norm);
+    match grads.arena().dtype() {
+        DType::F64 => grads.arena_mut().as_mut_slice::<f64>()?.iter_mut().for_each(|g| *g *= scale),
+        _ => grads.arena_mut().as_mut_slice::<f32>()?.iter_mut().for_each(|g| *g *= scale as f32),
+    }
+    Ok(())
+}
+
+pub(crate) fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
     CrossEntropyOptions {
         label_smoothing: terms.label_smoothing,
         z_loss: terms.z_loss,

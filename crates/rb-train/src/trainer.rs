@@ -1,6 +1,7 @@
 //! The training loop.
 
 mod observer;
+mod spikes;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -15,10 +16,12 @@ use rb_tensor::{Device, LaterItem, Rng};
 
 use crate::checkpoint::{self, Contents, Keep, TrainerState};
 use crate::config::{Config, OnNonFinite, OptimizerChoice, Override, Scheduler};
+use crate::guard::SpikeGuard;
 use crate::observe::EventKind;
 use crate::prepare::{self, Data};
 use crate::run_dir::RunDir;
 use crate::step::{self, LossTerms};
+use crate::stepper::{Numbers, Parts, Settings, Stepper};
 use crate::{Result, TrainError};
 
 use observer::{Observer, StepNumbers};
@@ -34,6 +37,9 @@ pub struct Trainer {
     grads: GradStore,
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
+    guard: SpikeGuard,
+    rollbacks: u32,
+    stepper: Stepper,
     observer: Observer,
     step: u64,
     tokens: u64,
@@ -69,6 +75,9 @@ impl Trainer {
         // A device that cannot be had is refused before anything is made.
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
+        if device.0 == Device::Cpu {
+            crate::host_memory::check(&config)?;
+        }
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
@@ -171,6 +180,8 @@ impl Trainer {
         let mut optimizer = build_optimizer(&config, &params)?;
         optimizer.halt_on_non_finite(t.on_non_finite == OnNonFinite::Stop);
         let schedule = schedule(&config);
+        let guard = SpikeGuard::new(config.train.spike_zscore, config.train.spike_window);
+        let stepper = Stepper::new(config.run.graph);
         Ok(Trainer {
             config,
             run,
@@ -181,6 +192,9 @@ impl Trainer {
             grads,
             optimizer,
             schedule,
+            guard,
+            rollbacks: 0,
+            stepper,
             observer,
             step: 0,
             tokens: 0,
@@ -206,7 +220,8 @@ impl Trainer {
     }
 
     /// Checks the model before any step is paid for: the gradient-flow arbiter, causality, position
-    /// sensitivity and the initial loss.
+    /// sensitivity and the initial loss; that the data leave no token out and repeat none, and that no learning rate
+    /// is zero.
     ///
     /// # Errors
     /// [`TrainError::Gate`] with the checks that refused.
@@ -223,12 +238,19 @@ impl Trainer {
                 reason: format!("the model was refused before training: {refusal}"),
             });
         }
+        let loop_report = crate::verify::before_training(&self.config, &mut self.loader)?;
+        if let Some(refusal) = loop_report.refusal() {
+            return Err(TrainError::Gate {
+                reason: format!("the run was refused before training: {refusal}"),
+            });
+        }
         self.observer.say(&format!(
             "model: {} parameters on {device}; {}{}",
             crate::observe::grouped(self.params.layout().num_parameters() as u64),
             report.summary(),
             if frozen.is_empty() { String::new() } else { format!("; frozen: {}", frozen.join(", ")) }
         ));
+        self.observer.say(&format!("data and rates: {}", loop_report.summary()));
         Ok(())
     }
 
@@ -261,7 +283,14 @@ impl Trainer {
         let reason = if interrupted { "interrupted; the state is saved" } else { "all steps are done" };
         self.observer.event(self.step, EventKind::Stop, reason)?;
         self.observer.finish(self.step)?;
-        Ok(Outcome { step: self.step, interrupted, eval_loss })
+        match self.observer.verdict() {
+            Err(refusal) if !interrupted => Err(TrainError::Gate {
+                reason: format!(
+                    "{refusal}; the state is saved, and no figure of this run is shown or plotted"
+                ),
+            }),
+            _ => Ok(Outcome { step: self.step, interrupted, eval_loss }),
+        }
     }
 
     fn next_batches(&mut self) -> Vec<Batch> {
@@ -270,12 +299,33 @@ impl Trainer {
 
     /// Enqueues one step; its numbers are read by [`Trainer::settle`].
     fn train_step(&mut self, batches: Vec<Batch>) -> Result<()> {
-        let terms = self.loss_terms();
-        let mask = self.config.data.document_mask;
-        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, &batches, mask, terms)?;
         let lr = self.schedule.lr(self.step);
-        let limit = self.config.train.max_grad_norm;
-        let grad_norm = self.optimizer.clipped_step(&mut self.params, &mut self.grads, lr, limit, &loss)?;
+        let settings = Settings {
+            document_mask: self.config.data.document_mask,
+            terms: self.loss_terms(),
+            max_grad_norm: self.config.train.max_grad_norm,
+            lr,
+        };
+        let Numbers { loss, grad_norm } = if self.looks_before_the_update() {
+            let Settings { document_mask, terms, max_grad_norm, .. } = settings;
+            let (model, params, grads) = (&self.model, &self.params, &mut self.grads);
+            let loss = step::forward_backward(model, params, grads, &batches, document_mask, terms)?;
+            self.write_statistics(&batches)?;
+            if self.spikes_before_the_update(&loss, &batches)? {
+                return Ok(());
+            }
+            let (params, grads) = (&mut self.params, &mut self.grads);
+            let grad_norm = self.optimizer.clipped_step(params, grads, lr, max_grad_norm, &loss)?;
+            Numbers { loss, grad_norm }
+        } else {
+            let mut parts = Parts {
+                model: &self.model,
+                params: &mut self.params,
+                grads: &mut self.grads,
+                optimizer: self.optimizer.as_mut(),
+            };
+            self.stepper.step(&mut parts, &batches, &settings)?
+        };
         self.step += 1;
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
@@ -303,7 +353,9 @@ impl Trainer {
             };
             (numbers.loss, numbers.grad_norm) = (loss.wait()?, grad_norm.wait()?);
             if numbers.loss.is_finite() && numbers.grad_norm.is_finite() {
+                let (step, loss, grad_norm) = (numbers.step, numbers.loss, numbers.grad_norm);
                 self.observer.step(numbers)?;
+                self.watch_for_spikes(step, loss, grad_norm)?;
             } else {
                 self.not_finite(&numbers, &batches)?;
             }
@@ -324,8 +376,12 @@ impl Trainer {
         let found = match step::find_non_finite(&self.model, &self.params, batches, mask, terms)? {
             Some(name) => Some(name),
             None => {
-                step::forward_backward(&self.model, &self.params, &mut self.grads, batches, mask, terms)?;
-                step::find_non_finite_gradient(&self.grads)?
+                let (model, params, grads) = (&self.model, &self.params, &mut self.grads);
+                match step::find_non_finite_in_backward(model, params, grads, batches, mask, terms)? {
+                    Some(name) => Some(name),
+                    // Only the sum over micro-batches may be too large.
+                    None => step::find_non_finite_gradient(&self.grads)?,
+                }
             }
         };
         Ok(found.unwrap_or_else(|| "the sum of squares of the gradients (each gradient is finite)".into()))
@@ -521,10 +577,17 @@ pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()>
             params.set_trainable(name, false)?;
         }
     }
+    if !params.layout().entries.iter().any(|entry| entry.trainable) {
+        return Err(TrainError::Config {
+            origin: "train.frozen".into(),
+            reason: "freezes every parameter, so that there is nothing to train; leave some out".into(),
+        });
+    }
     Ok(())
 }
 
-fn schedule(config: &Config) -> Schedule {
+/// The schedule of a config.
+pub(crate) fn schedule(config: &Config) -> Schedule {
     let t = &config.train;
     let (peak, floor, warmup, total) = (t.learning_rate, t.min_learning_rate, t.warmup_steps, t.max_steps);
     match t.lr_scheduler_type {

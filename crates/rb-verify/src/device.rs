@@ -1,6 +1,8 @@
 //! A GPU against the host: every operation on odd shapes, every model variant, training, repeatability, resume,
 //! and proof that the kernels that were meant to run did run.
 
+mod captured;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
@@ -14,7 +16,7 @@ use rb_tensor::{DType, Device, Rng, Tensor};
 
 use crate::attention::{tile_units, verify_attention};
 use crate::suite::verify_variants_on;
-use crate::{Check, Report, Result};
+use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
 /// Every kernel, with its constants, that the cases of the registry and a small model's training launch on a card
 /// of this compute capability: found on a dry run.
@@ -93,9 +95,11 @@ pub fn verify_device(
             push(&mut report, one(first_steps(gpu, precision)?));
             continue;
         }
+        push(&mut report, small_model_checks(gpu, precision, seed)?);
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
         push(&mut report, one(recomputes(gpu, precision)?));
+        push(&mut report, one(captured::captured(gpu, precision)?));
     }
     if full {
         push(&mut report, one(same_training(gpu)?));
@@ -103,6 +107,19 @@ pub fn verify_device(
     }
     push(&mut report, one(kernels_ran(gpu, &expected)));
     Ok(report)
+}
+
+/// Gradients against f64 on the host, and the optimizer against its formula.
+fn small_model_checks(gpu: Gpu, precision: Precision, seed: u64) -> Result<Report> {
+    let mut builder = ParamBuilder::default();
+    let model = CausalLm::init(&small_model(), &mut builder)?;
+    let mut params = builder.build(&Rng::new(seed), Device::Cuda(gpu))?;
+    params.set_precision(precision)?;
+    let mut report = one(gradients_follow_f64(&model, &params, seed)?);
+    report.checks.extend(optimizer_follows_formula(&model, &mut params, seed)?);
+    let mut scoped = Report::default();
+    scoped.extend(&format!("device: {}", name_of(precision)), report);
+    Ok(scoped)
 }
 
 fn one(check: Check) -> Report {

@@ -7,7 +7,8 @@ use rb_nn::{CausalLm, LlamaConfig};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng, Tensor};
 
-use crate::model::{backward, random_batch};
+use crate::batches::random_batch;
+use crate::model::backward;
 use crate::{
     Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, position_sensitivity,
 };

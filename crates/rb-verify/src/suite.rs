@@ -6,16 +6,18 @@ use rb_nn::{CausalLm, LlamaConfig, RopeScaling};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{Device, Rng, Tensor};
 
-use crate::model::{backward, random_batch};
+use crate::batches::random_batch;
+use crate::model::backward;
 use crate::{
-    Check, Report, Result, causality, gradient_flow, initial_loss, moved_after_step, overfit,
-    position_sensitivity,
+    Check, LanguageModel, Report, Result, accumulation, causality, follows_formulas, fused_trains_as_unfused,
+    gradient_flow, gradients_are_slopes, gradients_follow_f64, independence, initial_loss, moved_after_step,
+    optimizer_follows_formula, overfit, position_sensitivity, recomputation, step_work, tied_weights,
 };
 
 /// What every run executes before its first step; the weights are not changed. `fresh` is false for a resumed
 /// run, whose loss says nothing about its beginning.
 pub fn check_before_training(
-    model: &CausalLm,
+    model: &dyn LanguageModel,
     params: &ParamStore,
     seed: u64,
     fresh: bool,
@@ -36,6 +38,9 @@ pub fn check_before_training(
 /// Several times what the slowest variant needs.
 const OVERFIT_STEPS: usize = 200;
 
+/// Parameters up to which a model is taken as it is; of a larger one the checks of structure see a narrow copy.
+const MOST_PARAMETERS: usize = 2_000_000;
+
 /// All checks on a new model of this config, training included, on the CPU.
 pub fn verify_config(config: &LlamaConfig, seed: u64) -> Result<Report> {
     verify_config_on(config, Device::Cpu, Precision::Full, seed)
@@ -48,17 +53,96 @@ pub fn verify_config_on(
     precision: Precision,
     seed: u64,
 ) -> Result<Report> {
-    let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(config, &mut builder)?;
-    let mut params = builder.build(&Rng::new(seed), device)?;
-    params.set_precision(precision)?;
+    let build = |config: &LlamaConfig| -> Result<(CausalLm, ParamStore)> {
+        let mut builder = ParamBuilder::default();
+        let model = CausalLm::init(config, &mut builder)?;
+        let mut params = builder.build(&Rng::new(seed), device)?;
+        params.set_precision(precision)?;
+        Ok((model, params))
+    };
+    let (model, mut params) = build(config)?;
+    if params.layout().num_parameters() <= MOST_PARAMETERS {
+        return verify_model(&model, &mut params, seed);
+    }
     let mut report = check_before_training(&model, &params, seed, true)?;
+    let narrow = narrowed(config);
+    let (small, mut small_params) = build(&narrow)?;
+    let mut structure = Report::default();
+    check_structure(&mut structure, &small, &small_params, seed)?;
+    structure.checks.extend(optimizer_follows_formula(&small, &mut small_params, seed)?);
+    report.extend(&format!("narrow copy ({} wide)", narrow.hidden_size), structure);
     report.push(step_check(&model, &mut params, seed)?);
     report.push(overfit(&model, &mut params, OVERFIT_STEPS, seed)?);
     Ok(report)
 }
 
-fn step_check(model: &CausalLm, params: &mut ParamStore, seed: u64) -> Result<Check> {
+/// The same structure with small sizes: heads and their groups, norms, biases, rotary scaling and tying are kept.
+fn narrowed(config: &LlamaConfig) -> LlamaConfig {
+    let head_dim = config.head_dim().min(8);
+    LlamaConfig {
+        vocab_size: config.vocab_size.min(257),
+        hidden_size: config.num_attention_heads * head_dim,
+        head_dim: Some(head_dim),
+        intermediate_size: config.intermediate_size.min(101),
+        num_hidden_layers: config.num_hidden_layers.min(2),
+        max_position_embeddings: config.max_position_embeddings.min(64),
+        bos_token_id: None,
+        eos_token_id: None,
+        ..config.clone()
+    }
+}
+
+/// All checks of a model and its parameters, on their device and in their precision. Training included: the weights
+/// change. For a decoder of `rb-nn` that is everything; a model of one's own leaves out what only that decoder can be
+/// compared with (its formulas, its unfused twin, recomputation, the work of a step).
+///
+/// # Errors
+/// A check that could not run at all; one that ran and failed is in the report.
+pub fn verify_model(model: &dyn LanguageModel, params: &mut ParamStore, seed: u64) -> Result<Report> {
+    let mut report = check_before_training(model, params, seed, true)?;
+    check_structure(&mut report, model, params, seed)?;
+    report.push(step_check(model, params, seed)?);
+    report.checks.extend(optimizer_follows_formula(model, params, seed)?);
+    report.push(overfit(model, params, OVERFIT_STEPS, seed)?);
+    Ok(report)
+}
+
+/// The checks that compare a model with what it should compute; no weight changes.
+fn check_structure(
+    report: &mut Report,
+    model: &dyn LanguageModel,
+    params: &ParamStore,
+    seed: u64,
+) -> Result<()> {
+    if params.arena().device() == Device::Cpu {
+        // On the host in f64: the same on every device, so said once.
+        if let Some(decoder) = model.as_causal_lm() {
+            report.checks.extend(follows_formulas(decoder, params, seed)?);
+            report.checks.extend(step_work(decoder.config(), params.precision())?);
+        }
+        report.push(gradients_are_slopes(model, params, seed)?);
+    }
+    report.push(gradients_follow_f64(model, params, seed)?);
+    report.checks.extend(independence(model, params, seed)?);
+    report.checks.extend(accumulation(model, params, seed)?);
+    if let Some(decoder) = model.as_causal_lm() {
+        report.push(tied_weights(decoder, params, seed)?);
+        report.push(recomputation(decoder, params, seed)?);
+        if params.precision() == Precision::Full {
+            report.push(fused_trains_as_unfused(decoder, params, seed)?);
+        }
+    }
+    Ok(())
+}
+
+fn step_check(model: &dyn LanguageModel, params: &mut ParamStore, seed: u64) -> Result<Check> {
+    // One matrix is frozen meanwhile: it must not move, weight decay included.
+    let matrices = params.layout().parts().filter(|(e, p)| e.trainable && p.shape.rank() >= 2);
+    let names: Vec<String> = matrices.map(|(_, p)| p.name.clone()).collect();
+    let frozen = names.first().filter(|_| names.len() > 1);
+    if let Some(name) = frozen {
+        params.set_trainable(name, false)?;
+    }
     let before: Vec<(String, Tensor)> = {
         let parts = params.layout().parts().map(|(_, p)| p.name.clone()).collect::<Vec<_>>();
         parts
@@ -70,7 +154,11 @@ fn step_check(model: &CausalLm, params: &mut ParamStore, seed: u64) -> Result<Ch
     let mut adam = AdamW::new(AdamWConfig::default(), params)?;
     backward(model, params, &mut grads, &random_batch(model, 2, seed)?)?;
     adam.step(params, &mut grads, 1e-3, 1.0)?;
-    moved_after_step(params.layout(), &before, params)
+    let check = moved_after_step(params.layout(), &before, params)?;
+    if let Some(name) = frozen {
+        params.set_trainable(name, true)?;
+    }
+    Ok(check)
 }
 
 /// All checks on every variant of the model: tied and untied, each ratio of heads, biases, QK-norm, each kind
@@ -149,6 +237,6 @@ mod tests {
     fn every_variant_passes() {
         let report = verify_variants(7).unwrap();
         assert!(report.passed(), "{report}");
-        assert_eq!(report.checks.len(), 18 * 6);
+        assert_eq!(report.checks.len(), 18 * 23);
     }
 }

@@ -5,6 +5,7 @@
 
 mod counts;
 mod kernels;
+mod planted;
 mod process;
 mod quickstart;
 mod steps;
@@ -20,7 +21,7 @@ use steps::{Context, STEPS, Step};
 
 #[derive(Args)]
 pub struct Options {
-    /// Leave out the slow steps: arbiter, loss-gates, kernels, quickstart-smoke
+    /// Leave out the slow steps: mutants, arbiter, loss-gates, planted-defects, kernels, quickstart-smoke
     #[arg(long)]
     skip_slow: bool,
     /// Run this step only; may be given several times

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::counts::{TestCounts, checks, printed_checks};
-use super::{State, kernels, process, quickstart};
+use super::counts::{TestCounts, checks, number_before, printed_checks};
+use super::{State, kernels, planted, process, quickstart};
 use crate::error::Error;
 use crate::{Report, ladder, tidy};
 
@@ -34,6 +34,8 @@ enum Work {
     Cargo { words: &'static [&'static str], inspect: fn(&Context, log: &str) -> Inspection },
     /// Every kernel, compiled without a GPU.
     Kernels,
+    /// The suite of planted defects.
+    Planted,
 }
 
 /// What a command left, seen after it ended.
@@ -59,19 +61,29 @@ const ARBITER_REPORT: &str = "target/verify/arbiter.json";
 /// Run directory of the smoke test, from the repository root.
 const SMOKE_RUN: &str = "target/verify/quickstart-run";
 
+/// Changes of backward code that are tried: what two cores do in a minute.
+const NUM_MUTANTS: &str = "200";
+
 pub const STEPS: &[Step] = &[
     cargo("fmt", &["fmt", "--all", "--check"], nothing_more),
-    cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], nothing_more),
+    cargo(
+        "clippy",
+        &["clippy", "--workspace", "--all-targets", "--features", planted::FEATURE, "--", "-D", "warnings"],
+        nothing_more,
+    ),
     Step { name: "tidy", slow: false, work: Work::Here(tidy::run) },
     Step { name: "ladder", slow: false, work: Work::Here(ladder::run) },
     cargo("docs", &["doc", "--workspace", "--no-deps"], nothing_more),
-    cargo("tests", &["test", "--workspace", "--no-fail-fast"], tests_ran),
+    // With the switches compiled in and none on, so that the suite of planted defects needs no second build.
+    cargo("tests", &["test", "--workspace", "--features", planted::FEATURE, "--no-fail-fast"], tests_ran),
+    rb("mutants", &["xtask", "mutate", "--sample", NUM_MUTANTS], mutants_died),
     rb(
         "arbiter",
         &["run", "--release", "-p", "rb-cli", "--", "verify", "--all", "--json", ARBITER_REPORT],
         checks_ran,
     ),
     rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], gates_ran),
+    Step { name: "planted-defects", slow: true, work: Work::Planted },
     Step { name: "kernels", slow: true, work: Work::Kernels },
     rb(
         "quickstart-smoke",
@@ -100,7 +112,7 @@ const fn cargo(
     Step { name, slow: false, work: Work::Cargo { words, inspect } }
 }
 
-/// A step that builds and runs the `rb` program.
+/// A slow step, left out by `--skip-slow`.
 const fn rb(
     name: &'static str,
     words: &'static [&'static str],
@@ -116,6 +128,7 @@ impl Step {
             Work::Here(_) => format!("cargo xtask {}", self.name),
             Work::Cargo { words, .. } => format!("cargo {}", words.join(" ")),
             Work::Kernels => format!("cargo {}", kernels::WORDS.join(" ")),
+            Work::Planted => format!("cargo {}", planted::WORDS.join(" ")),
         }
     }
 
@@ -159,6 +172,7 @@ impl Step {
                 Ok(Outcome { state, detail, passed, failed, log })
             }
             Work::Kernels => kernels::run(context, &log_path),
+            Work::Planted => planted::run(context, &log_path),
         }
     }
 
@@ -238,6 +252,18 @@ fn gates_ran(_: &Context, log: &str) -> Inspection {
     Inspection { detail: format!("{} gates, {failed} failed", passed + failed), passed, failed, problems }
 }
 
+fn mutants_died(_: &Context, log: &str) -> Inspection {
+    let line = log.lines().rev().find(|line| line.contains("kill rate")).unwrap_or("");
+    let (passed, failed) = (number_before(line, " killed"), number_before(line, " survived"));
+    let seed = log.lines().find(|line| line.starts_with("sample of ")).unwrap_or("no sample");
+    let mut problems = Vec::new();
+    if passed == 0 {
+        problems.push("no changed code was noticed".into());
+    }
+    let rate = line.split("kill rate ").nth(1).unwrap_or("unknown");
+    Inspection { detail: format!("{seed}, kill rate {rate}"), passed, failed, problems }
+}
+
 fn run_is_complete(context: &Context, _: &str) -> Inspection {
     let (problems, num_losses) = quickstart::inspect(&context.root.join(SMOKE_RUN));
     let detail = format!("{} steps, {num_losses} losses, run directory complete", quickstart::NUM_STEPS);
@@ -255,6 +281,17 @@ mod tests {
         }
         let smoke = STEPS.iter().find(|step| step.name == "quickstart-smoke").unwrap();
         assert!(smoke.describe().contains(&format!("train.max_steps={} ", quickstart::NUM_STEPS)));
+    }
+
+    #[test]
+    fn the_kill_rate_is_read_and_must_be_there() {
+        let root = crate::tree::root();
+        let context = Context { root: &root, folder: &root };
+        let log = "sample of 9, seed 4\n8 killed, 1 survived of 9 mutants tried (20 in all; 0 equivalent): kill rate 88.9 % in 3 s\n";
+        let seen = mutants_died(&context, log);
+        assert_eq!((seen.passed, seen.failed, seen.problems.len()), (8, 1, 0));
+        assert_eq!(seen.detail, "sample of 9, seed 4, kill rate 88.9 % in 3 s");
+        assert_eq!(mutants_died(&context, "").problems.len(), 1);
     }
 
     #[test]

@@ -13,7 +13,8 @@
 //!   window of 0. A query that sees no key gets 0 and gives gradient 0.
 //! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q` for heads of at most 256;
 //!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128;
-//!   `attention/select.rs` chooses.
+//!   `attention_wgmma_fwd`, `attention_wgmma_bwd_q`, `attention_wgmma_bwd_kv` for bf16 heads of 64 or 128 without
+//!   options on Hopper; `attention/select.rs` chooses.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
 //!   arXiv:2310.06825 (window); arXiv:2408.00118 (cap);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
@@ -21,9 +22,11 @@
 pub(crate) mod cuda;
 mod options;
 mod select;
+mod wgmma;
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
@@ -32,6 +35,7 @@ use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
 
 pub use options::AttentionOptions;
 pub use select::{AttentionPath, mma_reason};
+pub use wgmma::wgmma_reason;
 
 /// Which keys each query may see.
 #[derive(Clone, Debug)]
@@ -54,6 +58,9 @@ impl AttentionMask {
         let shape = doc_start.shape();
         if shape.rank() != 2 {
             return Err(ShapeError::new(Attention::NAME, "doc_start", shape, "[B, T]").into());
+        }
+        if active(Defect::DocumentMaskIgnored) {
+            return Ok(AttentionMask::Causal);
         }
         let doc_start = doc_start.to_device(Device::Cpu)?;
         let starts = doc_start.as_slice::<i32>()?;

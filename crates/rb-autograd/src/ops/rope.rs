@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use crate::testing::Case;
@@ -34,7 +35,12 @@ pub struct RopeTable {
 pub fn rope<'t>(x: &Var<'t>, positions: &Tensor, table: &RopeTable, num_rotated: usize) -> Result<Var<'t>> {
     check_positions(positions)?;
     let positions = positions.to_device(x.value.device())?;
-    apply(Rope { positions, table: table.clone(), num_rotated }, &[x])
+    let mut table = table.clone();
+    if active(Defect::RopeAppliedTwice) {
+        table.inv_freq = table.inv_freq.iter().map(|f| 2.0 * f).collect();
+    }
+    let num_rotated = if active(Defect::RopeNotApplied) { 0 } else { num_rotated };
+    apply(Rope { positions, table, num_rotated }, &[x])
 }
 
 /// Checks that `positions` are i32 and none is negative; on a GPU they are not read.
@@ -197,6 +203,13 @@ impl Rope {
         let half = self.table.inv_freq.len();
         let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
         for head in x.chunks_exact_mut(2 * half).take(self.num_rotated) {
+            if active(Defect::RopeInterleaved) {
+                for (pair, (&c, &s)) in head.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
+                    let (a, b, s) = (pair[0], pair[1], s * direction);
+                    pair.copy_from_slice(&[a * c - b * s, b * c + a * s]);
+                }
+                continue;
+            }
             let (x1, x2) = head.split_at_mut(half);
             for (((x1, x2), &c), &s) in x1.iter_mut().zip(x2).zip(cos).zip(sin) {
                 let (a, b, s) = (*x1, *x2, s * direction);

@@ -10,6 +10,7 @@
 //! - **Source** arXiv:2002.05202.
 
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
+use rb_planted::{Defect, active};
 use rb_tensor::{Shape, ShapeError, Tensor};
 
 use crate::{cuda, host};
@@ -49,21 +50,28 @@ impl Op for Swiglu {
                 *y = g * g.sigmoid() * u;
             }
         });
+        if active(Defect::TailUnwritten) {
+            let whole = y.len() / 8 * 8;
+            y[whole..].fill(T::ZERO);
+        }
         Ok((Tensor::from_vec(y, out.clone())?, SwigluSaved { gate_up: inputs[0].clone() }))
     }
 
     fn host_backward<T: Float>(&self, saved: SwigluSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
         let f = dy.shape().last();
         let (x, dys) = (saved.gate_up.as_slice::<T>()?, dy.as_slice::<T>()?);
+        let whole = if active(Defect::TailUnwritten) { dys.len() / 8 * 8 } else { dys.len() };
+        let share = T::from_f64(if active(Defect::WrongBackwardFactor) { 0.5 } else { 1.0 });
         let mut dx = vec![T::ZERO; x.len()];
         host::par_rows(&mut dx, 2 * f, |row, dx| {
             let (gate, up) = x[2 * row * f..][..2 * f].split_at(f);
             let (dgate, dup) = dx.split_at_mut(f);
             let dy = &dys[row * f..][..f];
-            for ((((dg, du), &g), &u), &d) in dgate.iter_mut().zip(dup).zip(gate).zip(up).zip(dy) {
+            let written = whole.saturating_sub(row * f);
+            for ((((dg, du), &g), &u), &d) in dgate.iter_mut().zip(dup).zip(gate).zip(up).zip(dy).take(written) {
                 let s = g.sigmoid();
                 *dg = d * u * s * (T::ONE + g * (T::ONE - s));
-                *du = d * g * s;
+                *du = d * g * s * share;
             }
         });
         grads.add(0, Tensor::from_vec(dx, saved.gate_up.shape().clone())?)
@@ -73,13 +81,16 @@ impl Op for Swiglu {
         let x = &inputs[0];
         let y = cuda::output(gpu, out, x.dtype())?;
         if out.numel() > 0 {
-            let launch = Launch::for_items(&SWIGLU_FWD, out.numel(), 256)
+            let width = cuda::pack_width(out.last(), &[x, &y])?;
+            let packs = out.numel() / width;
+            let launch = Launch::for_items(&SWIGLU_FWD, packs, 256)
                 .define("T", x.dtype().cuda_name())
                 .define("F", out.last())
+                .define("VEC", width)
                 .arg(x.arg()?)
                 .arg(y.arg()?)
-                .arg(Arg::I64(out.numel() as i64));
-            cuda::launch_on(gpu, launch)?;
+                .arg(Arg::I64(packs as i64));
+            cuda::launch_on(gpu, launch.moves(x.size_bytes() + y.size_bytes()))?;
         }
         Ok((y, SwigluSaved { gate_up: x.clone() }))
     }
@@ -94,14 +105,17 @@ impl Op for Swiglu {
         let x = &saved.gate_up;
         let dx = cuda::output(gpu, x.shape(), x.dtype())?;
         if dy.numel() > 0 {
-            let launch = Launch::for_items(&SWIGLU_BWD, dy.numel(), 256)
+            let width = cuda::pack_width(dy.shape().last(), &[x, &dy, &dx])?;
+            let packs = dy.numel() / width;
+            let launch = Launch::for_items(&SWIGLU_BWD, packs, 256)
                 .define("T", x.dtype().cuda_name())
                 .define("F", dy.shape().last())
+                .define("VEC", width)
                 .arg(x.arg()?)
                 .arg(dy.arg()?)
                 .arg(dx.arg()?)
-                .arg(Arg::I64(dy.numel() as i64));
-            cuda::launch_on(gpu, launch)?;
+                .arg(Arg::I64(packs as i64));
+            cuda::launch_on(gpu, launch.moves(2 * x.size_bytes() + dy.size_bytes()))?;
         }
         grads.add(0, dx)
     }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,14 +20,16 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 pub struct Documents<'c> {
     sources: std::slice::Iter<'c, Source>,
     options: CorpusOptions,
+    told_of_empty: &'c AtomicBool,
     lines: Option<Lines>,
     stats: CorpusStats,
     done: bool,
 }
 
 impl<'c> Documents<'c> {
-    pub(super) fn new(sources: &'c [Source], options: CorpusOptions) -> Self {
-        Self { sources: sources.iter(), options, lines: None, stats: CorpusStats::default(), done: false }
+    pub(super) fn new(sources: &'c [Source], options: CorpusOptions, told_of_empty: &'c AtomicBool) -> Self {
+        let stats = CorpusStats::default();
+        Self { sources: sources.iter(), options, told_of_empty, lines: None, stats, done: false }
     }
 
     /// Counts of what was read so far.
@@ -87,7 +90,7 @@ impl<'c> Documents<'c> {
         if self.stats.documents() == 0 {
             return Err(DataError::NoDocuments { files: self.stats.sources.len() as u64, zero_length });
         }
-        if zero_length > 0 {
+        if zero_length > 0 && !self.told_of_empty.swap(true, Ordering::Relaxed) {
             tracing::warn!(documents = zero_length, "documents without text were skipped");
         }
         Ok(None)

@@ -2,6 +2,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rb_planted::{Defect, active};
 
 /// Orders of epochs, made when needed; the last one used is kept.
 ///
@@ -28,7 +29,8 @@ impl Order {
         if !self.shuffle {
             return (epoch, position);
         }
-        let (n, seed) = (self.n, self.seed);
+        let position = if active(Defect::SamplesRepeated) { position & !1 } else { position };
+        let (n, seed) = (self.n, if active(Defect::SeedIgnored) { 0 } else { self.seed });
         if self.cached.as_ref().is_none_or(|(e, _)| *e != epoch) {
             self.cached = None;
         }
@@ -41,6 +43,7 @@ impl Order {
 fn permutation(n: u64, seed: u64, epoch: u64) -> Vec<u64> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
+    let epoch = if active(Defect::SameOrderEachEpoch) { 0 } else { epoch };
     key[8..16].copy_from_slice(&epoch.to_le_bytes());
     key[16..32].copy_from_slice(b"rb-data epoch v1");
     let mut rng = ChaCha8Rng::from_seed(key);

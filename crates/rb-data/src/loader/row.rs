@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Batch, Coverage, IGNORE};
 use crate::error::{DataError, Result};
 use crate::token_file::TokenData;
+use rb_planted::{Defect, active};
 
 /// Cuts a stream into rows of `seq_len`.
 #[derive(Debug, Clone)]
@@ -36,7 +37,11 @@ impl Rows {
 
     /// Number of sequences: every token but the first is a target.
     pub(super) fn sequences(&self) -> u64 {
-        (self.data.len() - 1).div_ceil(self.seq_len as u64)
+        let targets = self.data.len() - 1;
+        if active(Defect::LastSequenceDropped) {
+            return (targets / self.seq_len as u64).max(1);
+        }
+        targets.div_ceil(self.seq_len as u64)
     }
 
     /// A batch without rows, with room for `rows`.
@@ -65,6 +70,9 @@ impl Rows {
         let mut tokens = vec![IGNORE; t_len + 1];
         let available = self.data.copy_to(start, &mut tokens);
         batch.labels.extend_from_slice(&tokens[1..]);
+        if active(Defect::LabelsShiftedTwice) {
+            batch.labels[row..].rotate_left(1);
+        }
         let eos = self.data.eos_id() as i32;
         tokens.iter_mut().skip(available).for_each(|t| *t = eos);
         batch.input_ids.extend_from_slice(&tokens[..t_len]);
@@ -74,7 +82,8 @@ impl Rows {
             batch.dropped_targets +=
                 self.push_documents(start, available, &mut batch.labels[row..], &mut batch.doc_start);
             let (starts, positions) = (&batch.doc_start[row..], &mut batch.position_ids);
-            positions.extend(starts.iter().enumerate().map(|(t, s)| t as i32 - s));
+            let restart = i32::from(!active(Defect::PositionsNotRestarted));
+            positions.extend(starts.iter().enumerate().map(|(t, s)| t as i32 - s * restart));
         } else {
             batch.doc_start.resize(row + t_len, 0);
             batch.position_ids.extend(0..t_len as i32);
@@ -106,7 +115,8 @@ impl Rows {
                 begin = t;
             }
             doc_start.push(begin as i32);
-            if next == Some(start + t as u64 + 1) && *label != IGNORE {
+            let ends = next == Some(start + t as u64 + 1);
+            if ends && *label != IGNORE && !active(Defect::TargetsCrossDocuments) {
                 *label = IGNORE;
                 dropped += 1;
             }

@@ -4,10 +4,12 @@ use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
 use rb_autograd::ops::rope::{RopeTable, check_positions};
 use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
-use rb_tensor::{ShapeError, Tensor};
+use rb_planted::{Defect, active};
+use rb_tensor::{Device, ShapeError, Tensor};
 
 use crate::{
-    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, rope_table,
+    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream,
+    rope_table,
 };
 
 /// Tokens of a forward pass.
@@ -120,8 +122,22 @@ impl CausalLm {
         let device = x.detach().device();
         check_positions(&positions)?;
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
-        let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
+        if self.recompute == Recompute::None && !active(Defect::MaskRebuiltPerLayer) {
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
+            let mut stream = Stream { x, branch: None };
+            for block in &self.blocks {
+                stream = block.forward_stream(tape, stream, &cx)?;
+            }
+            return Ok(stream.normed(tape, &self.norm)?.1);
+        }
         for block in &self.blocks {
+            let made = if active(Defect::MaskRebuiltPerLayer) {
+                Some(mask.on("causal_lm", Device::Cpu, len)?.on("causal_lm", device, len)?)
+            } else {
+                None
+            };
+            let mask = made.as_ref().unwrap_or(&mask);
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask };
             x = block.forward(tape, &x, &cx, self.recompute)?;
         }
         self.norm.forward(tape, &x)
@@ -170,7 +186,8 @@ impl CausalLm {
         options: &CrossEntropyOptions,
     ) -> Result<Var<'t>> {
         let logits = self.forward(tape, input)?;
-        let options = CrossEntropyOptions { num_classes: Some(self.config.vocab_size), ..options.clone() };
+        let classes = (!active(Defect::PaddedClassesCounted)).then_some(self.config.vocab_size);
+        let options = CrossEntropyOptions { num_classes: classes, ..options.clone() };
         ops::cross_entropy(&logits, labels, &options).map_err(|e| NnError::in_batch("labels", labels, e))
     }
 }

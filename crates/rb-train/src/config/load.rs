@@ -6,6 +6,7 @@ use std::str::FromStr;
 use toml::{Table, Value};
 
 use super::Config;
+use crate::observe::remedy;
 use crate::{Result, TrainError};
 
 /// One `key=value` from the command line; the key is dotted (`train.max_steps`).
@@ -45,10 +46,13 @@ impl FromStr for Override {
 /// file are relative to the file, those in overrides to the working directory).
 ///
 /// # Errors
-/// [`TrainError::Config`] with file, line and the nearest known key; [`TrainError::Io`] for a missing file.
+/// [`TrainError::Config`] with file, line and the nearest known key, or with why the file cannot be read.
 pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
-    let text = std::fs::read_to_string(path).map_err(|e| TrainError::io(path, "reading the config", e))?;
     let origin = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| TrainError::Config {
+        origin: origin.clone(),
+        reason: format!("cannot be read: {e}; {}", remedy(&e).replace(", then continue with --resume", "")),
+    })?;
     let mut config: Config = toml::from_str(&text).map_err(|e| {
         let line = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count());
         let origin = line.map_or(origin.clone(), |line| format!("{origin}:{}", line + 1));
@@ -61,7 +65,12 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
         TrainError::Config { origin, reason }
     })?;
     let base = path.parent().unwrap_or(Path::new(""));
-    let absolute = |p: &mut PathBuf| *p = absolute(&base.join(&*p));
+    // An empty path would become the folder of the file; it stays what it is, to be refused.
+    let absolute = |p: &mut PathBuf| {
+        if !p.as_os_str().is_empty() {
+            *p = absolute(&base.join(&*p));
+        }
+    };
     config.data.paths.iter_mut().for_each(absolute);
     config.tokenizer.path.iter_mut().for_each(absolute);
     if !overrides.is_empty() {
@@ -180,7 +189,8 @@ fn explain(message: &str) -> String {
         .filter(|(score, _)| *score > 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0));
     let hint = nearest.map_or(String::new(), |(_, k)| format!("; did you mean `{k}`?"));
-    format!("unknown {what} `{given}`{hint} Known here: {}", known.join(", "))
+    let hint = if hint.is_empty() { ";" } else { &hint };
+    format!("unknown {what} `{given}`{hint} known here: {}", known.join(", "))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ impl Config {
         let t = &self.train;
         at_least("train.max_steps", t.max_steps, 1)?;
         at_least("train.seq_len", t.seq_len as u64, 1)?;
-        at_least("train.per_device_train_batch_size", t.per_device_train_batch_size as u64, 1)?;
-        at_least("train.gradient_accumulation_steps", t.gradient_accumulation_steps as u64, 1)?;
+        count("train.per_device_train_batch_size", t.per_device_train_batch_size as u64, 1, i32::MAX as u64)?;
+        count("train.gradient_accumulation_steps", t.gradient_accumulation_steps as u64, 1, 1 << 20)?;
         at_least("train.logging_steps", t.logging_steps, 1)?;
         at_least("train.save_steps", t.save_steps, 1)?;
         in_range("train.learning_rate", t.learning_rate, 0.0, f64::MAX)?;
@@ -20,8 +20,22 @@ impl Config {
         in_range("train.weight_decay", t.weight_decay, 0.0, f64::MAX)?;
         in_range("train.max_grad_norm", t.max_grad_norm, 0.0, f64::MAX)?;
         in_range("train.z_loss", t.z_loss, 0.0, f64::MAX)?;
+        in_range("train.spike_zscore", t.spike_zscore, f64::MIN_POSITIVE, f64::MAX)?;
+        at_least("train.spike_window", t.spike_window as u64, 20)?;
         below_one("train.label_smoothing_factor", t.label_smoothing_factor)?;
         in_range("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)?;
+        if let Some(mib) = self.run.gpu_memory_budget_mib {
+            at_least("run.gpu_memory_budget_mib", mib, 1)?;
+        }
+        if self.data.paths.iter().any(|path| path.as_os_str().is_empty()) {
+            return Err("data.paths has an empty path; name a file or a folder, or remove it".into());
+        }
+        if self.tokenizer.path.is_none() {
+            // The bytes and the token that ends a document.
+            const LEAST: u64 = 256 + 1;
+            let most = rb_data::tokenizer::MAX_VOCAB_SIZE as u64;
+            count("tokenizer.vocab_size", self.tokenizer.vocab_size as u64, LEAST, most)?;
+        }
         if t.min_learning_rate > t.learning_rate {
             return Err(format!(
                 "train.min_learning_rate is {}, above train.learning_rate {}; the floor must not exceed the peak",
@@ -39,11 +53,17 @@ impl Config {
             OptimizerChoice::Adamw => {
                 below_one("train.adam_beta1", t.adam_beta1)?;
                 below_one("train.adam_beta2", t.adam_beta2)?;
-                in_range("train.adam_epsilon", t.adam_epsilon, f64::MIN_POSITIVE, f64::MAX)?;
+                if !(t.adam_epsilon > 0.0 && t.adam_epsilon.is_finite()) {
+                    return Err(format!(
+                        "train.adam_epsilon is {}, expected a finite number above 0",
+                        t.adam_epsilon
+                    ));
+                }
             }
             OptimizerChoice::Sgd => below_one("train.momentum", t.momentum)?,
         }
-        if t.lr_scheduler_type == Scheduler::WarmupStableDecay && t.warmup_steps + t.decay_steps > t.max_steps
+        if t.lr_scheduler_type == Scheduler::WarmupStableDecay
+            && t.warmup_steps.saturating_add(t.decay_steps) > t.max_steps
         {
             return Err(format!(
                 "train.warmup_steps {} and train.decay_steps {} do not fit into train.max_steps {}",
@@ -67,6 +87,13 @@ impl Config {
 
 fn at_least(key: &str, value: u64, least: u64) -> Result<(), String> {
     if value >= least { Ok(()) } else { Err(format!("{key} is {value}, expected at least {least}")) }
+}
+
+fn count(key: &str, value: u64, least: u64, most: u64) -> Result<(), String> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{key} is {value}, expected {least} to {most}"))
 }
 
 fn in_range(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {

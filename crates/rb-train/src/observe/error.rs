@@ -14,6 +14,10 @@ pub enum ObserveError {
     )]
     NotFinite { name: &'static str, value: f64 },
 
+    /// A figure of a run that did not pass its gate.
+    #[error(transparent)]
+    Refused(#[from] rb_verify::Refusal),
+
     /// The operating system refused.
     #[error("cannot {action} {}: {source}; {}", path.display(), remedy(source))]
     Io { action: &'static str, path: PathBuf, source: io::Error },
@@ -75,6 +79,7 @@ pub fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "check who owns the file and its folder and their permissions, or choose another place"
         }
+        io::ErrorKind::InvalidData => "save the file as UTF-8 text",
         io::ErrorKind::NotFound => "the file or its folder does not exist: check the path",
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
             "a file and a folder are mixed up there: move it away or choose another place"

@@ -127,7 +127,7 @@ fn for_each_record(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{TempDir, train};
+    use super::super::testing::{TempDir, pass, train};
     use super::super::{EvalRecord, EventKind, EventRecord};
     use super::*;
 
@@ -144,7 +144,7 @@ mod tests {
             writer.append(train(step, 4.0)).unwrap();
             assert_eq!(steps(&path).len() as u64, step);
         }
-        writer.append(EvalRecord::new(3, 3.5, 100, None).unwrap()).unwrap();
+        writer.append(EvalRecord::new(&pass(), 3, 3.5, 100, None).unwrap()).unwrap();
         writer.append(EventRecord::new(3, EventKind::Checkpoint, "step-3")).unwrap();
         writer.sync().unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 3, 3]);

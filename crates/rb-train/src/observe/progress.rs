@@ -7,6 +7,7 @@
 use super::human;
 use super::{EvalRecord, TrainRecord};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rb_verify::Figure;
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 
@@ -114,7 +115,7 @@ impl Progress {
             (Some(&(step0, time0)), Some(&(step1, time1))) if step1 > step0 && time1 > time0 => {
                 (time1 - time0) as f64 / (step1 - step0) as f64
             }
-            _ => record.step_ms.get(),
+            _ => record.step_ms.map_or(0.0, Figure::get),
         };
         left * pace_ms / 1000.0
     }
@@ -137,25 +138,27 @@ fn bar_style() -> ProgressStyle {
 }
 
 fn bar_message(record: &TrainRecord, eta_s: f64) -> String {
-    format!(
-        "loss {}  {} tok/s  eta {}",
-        human::loss(record.loss.get()),
-        human::si(record.tokens_per_s.get()),
-        human::duration(eta_s)
-    )
+    format!("loss {}  {}  eta {}", human::loss(record.loss.get()), speed(record), human::duration(eta_s))
 }
 
 /// Returns `step   120/2000  loss 3.4521  lr 3.00e-4  norm 0.81  12.3k tok/s  eta 1m12s`.
 pub fn train_line(record: &TrainRecord, total_steps: u64, eta_s: f64) -> String {
     format!(
-        "{}  loss {}  lr {:.2e}  norm {}  {} tok/s  eta {}",
+        "{}  loss {}  lr {:.2e}  norm {}  {}  eta {}",
         step_of(record.step, total_steps),
         human::loss(record.loss.get()),
         record.lr.get(),
         human::short(record.grad_norm.get()),
-        human::si(record.tokens_per_s.get()),
+        speed(record),
         human::duration(eta_s)
     )
+}
+
+fn speed(record: &TrainRecord) -> String {
+    match record.tokens_per_s {
+        Some(speed) => format!("{} tok/s", human::si(speed.get())),
+        None => "no speed: the loss does not fall".into(),
+    }
 }
 
 /// Returns `step   120/2000  eval loss 3.4102  ppl 30.27  bits/byte 1.12`.
@@ -179,7 +182,7 @@ fn step_of(step: u64, total_steps: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{finite, train};
+    use super::super::testing::{figure, finite, pass, train};
     use super::*;
     use std::sync::{Arc, Mutex};
 
@@ -228,9 +231,9 @@ mod tests {
             train_line(&record, 120, 0.0),
             "step  120/120  loss 3.4521  lr 0.00e0  norm 5.43e4  12.3k tok/s  eta 0s"
         );
-        let eval = EvalRecord::new(120, 3.41, 1000, Some(4392)).unwrap();
+        let eval = EvalRecord::new(&pass(), 120, 3.41, 1000, Some(4392)).unwrap();
         assert_eq!(eval_line(&eval, 2000), "step   120/2000  eval loss 3.4100  ppl 30.27  bits/byte 1.1201");
-        let eval = EvalRecord::new(5, 3.41, 1000, None).unwrap();
+        let eval = EvalRecord::new(&pass(), 5, 3.41, 1000, None).unwrap();
         assert_eq!(eval_line(&eval, 9), "step  5/9  eval loss 3.4100  ppl 30.27");
         assert_eq!(bar_message(&record, 5.0), "loss 3.4521  12.3k tok/s  eta 5s");
     }
@@ -264,11 +267,11 @@ mod tests {
         let shared = Shared::default();
         let mut progress = Progress::plain(Box::new(shared.clone()), 100, 1);
         let mut record = train(10, 4.0);
-        record.step_ms = finite(500.0);
+        record.step_ms = figure(500.0);
         progress.train(&record);
         // Ten steps took 10 s in all, evaluations included.
         let mut later = train(20, 4.0);
-        later.step_ms = finite(500.0);
+        later.step_ms = figure(500.0);
         progress.train(&later);
         let lines = shared.lines();
         assert!(lines[0].ends_with("eta 45s"), "{}", lines[0]);
@@ -279,7 +282,7 @@ mod tests {
     fn reader_that_went_away_does_not_stop_the_run() {
         let mut progress = Progress::plain(Box::new(Gone), 2, 0);
         progress.train(&train(1, 4.0));
-        progress.eval(&EvalRecord::new(1, 4.0, 1, None).unwrap());
+        progress.eval(&EvalRecord::new(&pass(), 1, 4.0, 1, None).unwrap());
         assert_eq!(progress.suspend(|| 7), 7);
     }
 

@@ -3,9 +3,11 @@
 //! Training libraries report speeds for steps whose loss is NaN, and such a step is often the fastest of all.
 //! Here it cannot happen, because of types and not of care: a loss, a norm or a rate is a [`Finite`], which
 //! exists only for a finite number, and a speed is written only as a field of a [`TrainRecord`], beside the
-//! loss. A step whose loss or gradient norm is not finite is an [`EventRecord`] and nothing else.
+//! loss. A step whose loss or gradient norm is not finite is an [`EventRecord`] and nothing else. A speed or a
+//! held-out loss is a [`Figure`], which only a run whose loss is finite and falls can have.
 
 use super::ObserveError;
+use rb_verify::{Figure, Pass};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -106,14 +108,17 @@ pub struct TrainRecord {
     pub lr: Finite,
     /// Global 2-norm of the gradient, before clipping.
     pub grad_norm: Finite,
-    /// Tokens trained on in a second.
-    pub tokens_per_s: Finite,
-    /// Wall-clock time of one step.
-    pub step_ms: Finite,
+    /// Tokens trained on in a second; none while the losses of the run do not pass its gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<Figure>,
+    /// Wall-clock time of one step, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_ms: Option<Figure>,
     /// Tokens of the step that count in its loss; padding and masked tokens do not.
     pub valid_tokens: u64,
-    /// Model FLOP in a second: those that the formula needs, without recomputation.
-    pub flops_per_s: Finite,
+    /// Model FLOP in a second: those that the formula needs, without recomputation; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops_per_s: Option<Figure>,
     /// Resident memory of the process, where the system tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_rss_bytes: Option<u64>,
@@ -127,33 +132,40 @@ pub struct EvalRecord {
     /// Optimizer steps done before the pass.
     pub step: u64,
     /// Mean cross entropy in nats a token.
-    pub loss: Finite,
+    pub loss: Figure,
     /// `exp(loss)`.
-    pub perplexity: Finite,
+    pub perplexity: Figure,
     /// Tokens that the mean is over.
     pub tokens: u64,
     /// Loss in bits for each byte of the text: comparable between tokenizers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bits_per_byte: Option<Finite>,
+    pub bits_per_byte: Option<Figure>,
 }
 
 impl EvalRecord {
-    /// Builds the record of a mean loss in nats over `tokens` tokens that stand for `text_bytes` bytes of UTF-8.
+    /// Builds the record of a mean loss in nats over `tokens` tokens that stand for `text_bytes` bytes of UTF-8, of a run
+    /// that passed its gate.
     ///
     /// # Errors
-    /// [`ObserveError::NotFinite`] if the loss is not finite or its perplexity overflows, or if `text_bytes` is 0.
-    pub fn new(step: u64, loss: f64, tokens: u64, text_bytes: Option<u64>) -> Result<Self, ObserveError> {
+    /// [`ObserveError::Refused`] if the loss is not finite or its perplexity overflows, or if `text_bytes` is 0.
+    pub fn new(
+        pass: &Pass,
+        step: u64,
+        loss: f64,
+        tokens: u64,
+        text_bytes: Option<u64>,
+    ) -> Result<Self, ObserveError> {
         let bits_per_byte = match text_bytes {
             Some(bytes) => {
                 let bits = loss * tokens as f64 / std::f64::consts::LN_2;
-                Some(Finite::new("eval bits per byte", bits / bytes as f64)?)
+                Some(Figure::new(pass, "eval bits per byte", bits / bytes as f64)?)
             }
             None => None,
         };
         Ok(Self {
             step,
-            loss: Finite::new("eval loss", loss)?,
-            perplexity: Finite::new("eval perplexity", loss.exp())?,
+            loss: Figure::new(pass, "eval loss", loss)?,
+            perplexity: Figure::new(pass, "eval perplexity", loss.exp())?,
             tokens,
             bits_per_byte,
         })
@@ -223,7 +235,7 @@ pub fn now_unix_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{finite, train};
+    use super::super::testing::{finite, pass, train};
     use super::*;
 
     #[test]
@@ -263,8 +275,8 @@ mod tests {
     fn every_kind_survives_a_round_trip() {
         let records = [
             Record::from(train(1, 10.5)),
-            Record::from(EvalRecord::new(1, 2.0, 1000, Some(4000)).unwrap()),
-            Record::from(EvalRecord::new(1, 2.0, 1000, None).unwrap()),
+            Record::from(EvalRecord::new(&pass(), 1, 2.0, 1000, Some(4000)).unwrap()),
+            Record::from(EvalRecord::new(&pass(), 1, 2.0, 1000, None).unwrap()),
             Record::from(EventRecord::new(1, EventKind::Stop, "done \u{9b6}\u{9c7}\u{9b7}\n\"quoted\"")),
         ];
         for record in records {
@@ -289,11 +301,11 @@ mod tests {
 
     #[test]
     fn eval_record_converts_units() {
-        let record = EvalRecord::new(5, std::f64::consts::LN_2 * 8.0, 100, Some(400)).unwrap();
+        let record = EvalRecord::new(&pass(), 5, std::f64::consts::LN_2 * 8.0, 100, Some(400)).unwrap();
         assert!((record.perplexity.get() - 256.0).abs() < 1e-9);
         assert!((record.bits_per_byte.unwrap().get() - 2.0).abs() < 1e-12);
-        assert!(EvalRecord::new(5, f64::NAN, 1, None).is_err());
-        assert!(EvalRecord::new(5, 800.0, 1, None).is_err());
-        assert!(EvalRecord::new(5, 1.0, 1, Some(0)).is_err());
+        assert!(EvalRecord::new(&pass(), 5, f64::NAN, 1, None).is_err());
+        assert!(EvalRecord::new(&pass(), 5, 800.0, 1, None).is_err());
+        assert!(EvalRecord::new(&pass(), 5, 1.0, 1, Some(0)).is_err());
     }
 }

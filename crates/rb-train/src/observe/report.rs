@@ -32,6 +32,8 @@ pub struct Report<'a> {
     pub config_text: &'a str,
     /// Rows of the summary table: name, value.
     pub summary: &'a [(String, String)],
+    /// Why no figure may be shown, for a run that did not pass its gate.
+    pub withheld: Option<&'a str>,
     /// Generated text: a heading such as the prompt, and the text, in any script.
     pub samples: &'a [(String, String)],
 }
@@ -46,7 +48,7 @@ pub fn write_report(
     config_text: &str,
     summary: &[(String, String)],
 ) -> Result<PathBuf, ObserveError> {
-    Report { title, config_text, summary, samples: &[] }.write(run_dir)
+    Report { title, config_text, summary, withheld: None, samples: &[] }.write(run_dir)
 }
 
 impl Report<'_> {
@@ -81,8 +83,17 @@ impl Report<'_> {
         page.raw("</style>\n</head>\n<body>\n<main>\n<header><h1 dir=\"auto\">");
         page.text(self.title);
         page.raw("</h1><p>RustingBrain training report</p></header>\n");
-        page.cards(&run);
-        page.charts(&run)?;
+        match self.withheld {
+            None => {
+                page.cards(&run);
+                page.charts(&run)?;
+            }
+            Some(reason) => {
+                page.raw("<p class=\"empty\">No figure of this run is shown: ");
+                page.text(reason);
+                page.raw("</p>\n");
+            }
+        }
         page.summary(self.summary);
         page.samples(self.samples);
         page.events(&run.events);
@@ -119,8 +130,8 @@ impl<'a> Run<'a> {
                     run.loss.push((step, train.loss.get()));
                     run.lr.push((step, train.lr.get()));
                     run.grad_norm.push((step, train.grad_norm.get()));
-                    run.tokens_per_s.push((step, train.tokens_per_s.get()));
-                    run.flops_per_s.push((step, train.flops_per_s.get()));
+                    run.tokens_per_s.extend(train.tokens_per_s.map(|speed| (step, speed.get())));
+                    run.flops_per_s.extend(train.flops_per_s.map(|speed| (step, speed.get())));
                     run.tokens = run.tokens.max(train.tokens);
                 }
                 Record::Eval(eval) => run.eval_loss.push((step, eval.loss.get())),
@@ -359,7 +370,7 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{TempDir, train};
+    use super::super::testing::{TempDir, pass, train};
     use super::super::{EvalRecord, MetricsWriter};
     use super::*;
 
@@ -386,7 +397,7 @@ mod tests {
         let one = page(&[train(1, 4.0).into()]);
         assert_eq!(one.matches("<svg").count(), 5);
         assert!(one.contains("4.0000") && !one.contains("Best eval loss"));
-        let only_eval = page(&[EvalRecord::new(0, 10.5, 9, None).unwrap().into()]);
+        let only_eval = page(&[EvalRecord::new(&pass(), 0, 10.5, 9, None).unwrap().into()]);
         assert_eq!(only_eval.matches("<svg").count(), 1);
         for page in [empty, one, only_eval] {
             assert_self_contained(&page);
@@ -411,8 +422,13 @@ mod tests {
             "\u{995}\u{9cd}\u{9b7} & 'x'\u{0}\r\n".to_owned(),
         )];
         let records = [EventRecord::new(3, EventKind::Warning, "\"<b>\"").into()];
-        let report =
-            Report { title: "<t>", config_text: "name = \"</pre>\"\n", summary: &summary, samples: &samples };
+        let report = Report {
+            title: "<t>",
+            config_text: "name = \"</pre>\"\n",
+            summary: &summary,
+            withheld: None,
+            samples: &samples,
+        };
         let page = report.page(&records).unwrap();
         assert_self_contained(&page);
         for expected in [

@@ -58,12 +58,15 @@ impl TensorBoardWriter {
             ("train/loss", record.loss.get()),
             ("train/lr", record.lr.get()),
             ("train/grad_norm", record.grad_norm.get()),
-            ("train/tokens_per_s", record.tokens_per_s.get()),
-            ("train/step_ms", record.step_ms.get()),
-            ("train/flops_per_s", record.flops_per_s.get()),
-            ("train/tokens", record.tokens as f64),
-            ("train/epoch", record.epoch as f64),
         ];
+        let speeds = [
+            ("train/tokens_per_s", record.tokens_per_s),
+            ("train/step_ms", record.step_ms),
+            ("train/flops_per_s", record.flops_per_s),
+        ];
+        scalars.extend(speeds.into_iter().filter_map(|(name, figure)| Some((name, figure?.get()))));
+        scalars.push(("train/tokens", record.tokens as f64));
+        scalars.push(("train/epoch", record.epoch as f64));
         if let Some(bytes) = record.mem_rss_bytes {
             scalars.push(("train/mem_rss_bytes", bytes as f64));
         }
@@ -217,7 +220,7 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{TempDir, finite, train};
+    use super::super::testing::{TempDir, finite, pass, train};
     use super::*;
 
     /// CRC-32C bit by bit: shares nothing with the `crc32c` crate.
@@ -330,7 +333,7 @@ mod tests {
         let dir = TempDir::new();
         let mut writer = TensorBoardWriter::create(dir.path()).unwrap();
         writer.train(&train(300, 3.25)).unwrap();
-        writer.eval(&EvalRecord::new(300, 2.0, 100, Some(400)).unwrap()).unwrap();
+        writer.eval(&EvalRecord::new(&pass(), 300, 2.0, 100, Some(400)).unwrap()).unwrap();
         writer.scalar(u64::MAX, "a/b", finite(1e300)).unwrap();
         let events = payloads(&std::fs::read(writer.path()).unwrap());
         assert_eq!(events.len(), 4);

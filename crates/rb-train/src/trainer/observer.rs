@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use rb_verify::{Figure, Refusal, RunGate, Verdict};
+
 use crate::Result;
 use crate::config::Config;
 use crate::observe::{
-    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, Progress, Report, TensorBoardWriter,
-    TrainRecord, now_unix_ms, resident_bytes,
+    EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, ObserveError, Progress, Record, Report,
+    TensorBoardWriter, TrainRecord, now_unix_ms, resident_bytes,
 };
 use crate::run_dir::RunDir;
 
@@ -30,6 +32,7 @@ pub(super) struct Observer {
     tensorboard: TensorBoardWriter,
     progress: Progress,
     flops_per_token: f64,
+    gate: RunGate,
     samples: Vec<(String, String)>,
     /// Start of the step that is timed now; moved forward by pauses.
     started: Instant,
@@ -48,7 +51,13 @@ impl Observer {
     pub(super) fn resume(run: &RunDir, config: &Config, step: u64) -> Result<Observer> {
         let metrics = MetricsWriter::resume(&run.metrics(), step)?;
         let tensorboard = TensorBoardWriter::resume(run.path(), step)?;
-        Observer::new(run, config, metrics, tensorboard, step)
+        let mut observer = Observer::new(run, config, metrics, tensorboard, step)?;
+        let losses = crate::observe::read(&run.metrics())?.into_iter().filter_map(|record| match record {
+            Record::Train(train) => Some(train.loss.get()),
+            _ => None,
+        });
+        observer.gate = RunGate::resumed(losses);
+        Ok(observer)
     }
 
     fn new(
@@ -67,9 +76,15 @@ impl Observer {
             tensorboard,
             progress: Progress::new(config.train.max_steps, done, config.train.logging_steps),
             flops_per_token: rb_nn::flops_per_token(&config.model, config.train.seq_len),
+            gate: RunGate::new(),
             samples: Vec::new(),
             started: Instant::now(),
         })
+    }
+
+    /// Whether figures of the run may stand.
+    pub(super) fn verdict(&self) -> std::result::Result<Verdict, Refusal> {
+        self.gate.verdict()
     }
 
     pub(super) fn say(&mut self, line: &str) {
@@ -80,6 +95,12 @@ impl Observer {
     pub(super) fn step(&mut self, n: StepNumbers) -> Result<()> {
         let elapsed = self.started.elapsed().as_secs_f64().max(1e-9);
         let tokens_per_s = n.step_tokens as f64 / elapsed;
+        self.gate.record(n.loss);
+        let pass = self.gate.pass().ok();
+        let figure = |name, value| {
+            let figure = pass.map(|pass| Figure::new(&pass, name, value)).transpose();
+            figure.map_err(ObserveError::from)
+        };
         let record = TrainRecord {
             step: n.step,
             tokens: n.tokens,
@@ -87,10 +108,10 @@ impl Observer {
             loss: Finite::new("loss", n.loss)?,
             lr: Finite::new("learning rate", n.lr)?,
             grad_norm: Finite::new("gradient norm", n.grad_norm)?,
-            tokens_per_s: Finite::new("tokens/s", tokens_per_s)?,
-            step_ms: Finite::new("step time", elapsed * 1e3)?,
+            tokens_per_s: figure("tokens/s", tokens_per_s)?,
+            step_ms: figure("step time", elapsed * 1e3)?,
             valid_tokens: n.valid_tokens,
-            flops_per_s: Finite::new("FLOP/s", tokens_per_s * self.flops_per_token)?,
+            flops_per_s: figure("FLOP/s", tokens_per_s * self.flops_per_token)?,
             mem_rss_bytes: resident_bytes(),
             time_unix_ms: now_unix_ms(),
         };
@@ -119,7 +140,18 @@ impl Observer {
         text_bytes: Option<u64>,
         spent: Duration,
     ) -> Result<()> {
-        let record = EvalRecord::new(step, loss, tokens, text_bytes)?;
+        let pass = match self.gate.pass() {
+            Ok(pass) => pass,
+            Err(refusal) => {
+                self.pause(spent);
+                return self.event(
+                    step,
+                    EventKind::Warning,
+                    format!("the held-out loss is not shown: {refusal}"),
+                );
+            }
+        };
+        let record = EvalRecord::new(&pass, step, loss, tokens, text_bytes)?;
         self.progress.eval(&record);
         self.tensorboard.eval(&record)?;
         self.metrics.append(record)?;
@@ -152,7 +184,9 @@ impl Observer {
 
     pub(super) fn write_report(&mut self, step: u64) -> Result<()> {
         let summary = vec![("steps".to_string(), step.to_string())];
+        let refusal = self.gate.verdict().err();
         let report = Report {
+            withheld: refusal.as_ref().map(|r| r.reason.as_str()),
             title: &self.title,
             config_text: &self.config_text,
             summary: &summary,

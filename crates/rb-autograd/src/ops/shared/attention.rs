@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
+use rb_planted::{Defect, active};
 use rb_tensor::{Shape, Tensor};
 
 use super::softmax;
@@ -115,6 +116,12 @@ impl<'a> Problem<'a> {
     /// The keys that query `t` of batch row `b` sees.
     fn visible(&self, b: usize, t: usize) -> Range<usize> {
         let shown = match self.mask {
+            Visible::Causal if active(Defect::MaskSeesNext) => {
+                0..(t + 2 + self.keys).saturating_sub(self.queries).min(self.keys)
+            }
+            Visible::Causal if active(Defect::MaskHidesSelf) => {
+                0..(t + self.keys).saturating_sub(self.queries)
+            }
             Visible::Causal => 0..(t + 1 + self.keys).saturating_sub(self.queries),
             Visible::Full => 0..self.keys,
             Visible::Ranges(ranges) => {
@@ -281,7 +288,7 @@ fn forward_head<T: Float>(
         let rows = out[first_row * d..].chunks_exact_mut(d).zip(o_rows.chunks_exact(d_padded));
         for ((out, o), &sum) in rows.zip(&sums) {
             // A query that sees nothing has no sum and keeps its zeros.
-            if sum != T::ZERO {
+            if sum != T::ZERO || active(Defect::EmptyRowIsNan) {
                 let scale = T::ONE / sum;
                 out.iter_mut().zip(o).for_each(|(out, &o)| *out = o * scale);
             }
