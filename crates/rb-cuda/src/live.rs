@@ -186,7 +186,7 @@ impl Live {
         let sizes = [size, heads, tokens, batch];
         let strides = [2 * size, stride, stride * tokens];
         let (boxes, steps) = ([64u32, 1, 64, 1], [1u32; 4]);
-        let start = tiles.buffer.pointer(tiles.offset_bytes) as *mut c_void;
+        let start = tiles.buffer.pointer(tiles.offset_bytes) as usize as *mut c_void;
         // SAFETY: the arrays have the lengths that four dimensions ask for and live through the call, which writes
         // the map alone; the address is not read.
         unsafe {

@@ -238,9 +238,11 @@ pub fn backward(
     let sums = cuda::output(gpu, &Shape::from([p.batch, p.num_heads, tiles * ROWS, 2]), DType::F32)?;
     // Given ranges are checked once, and what 64 queries see is found once.
     let with_ranges = matches!(p.mask, AttentionMask::Ranges(_));
-    let of_ranges = |shape: [usize; 3]| cuda::output(gpu, &Shape::from(shape), DType::I32);
+    let of_ranges = |shape: [usize; 3]| -> Result<Option<Tensor>> {
+        let make = || cuda::output(gpu, &Shape::from(shape), DType::I32);
+        with_ranges.then(make).transpose()
+    };
     let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
-    let arg = |tensor: &'_ Tensor| if with_ranges { tensor.arg() } else { Ok(Arg::Null) };
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
     let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
@@ -254,8 +256,8 @@ pub fn backward(
         .arg(lse.arg()?)
         .arg(dq.arg()?)
         .arg(sums.arg()?)
-        .arg(arg(&spans)?)
-        .arg(arg(&reaches)?);
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?);
     cuda::launch_on(gpu, p.end(launch, &q_grid))?;
 
     let block = backward_kv_block(p.load(info, p.key_pieces(2)));
@@ -268,9 +270,102 @@ pub fn backward(
         .inputs_as_tiles(launch, [q, k, v])?
         .arg(dy_tiles)
         .arg(sums.arg()?)
-        .arg(arg(&spans)?)
-        .arg(arg(&reaches)?)
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?)
         .arg(dk.arg()?)
         .arg(dv.arg()?);
     cuda::launch_on(gpu, p.end(launch, &kv_grid))
+}
+
+fn optional(tensor: &Option<Tensor>) -> Result<Arg<'_>> {
+    match tensor {
+        Some(tensor) => Ok(tensor.arg()?),
+        None => Ok(Arg::Null),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::attention_packed::DeviceAttention;
+    use rb_cuda::GpuOptions;
+    use rb_tensor::Device;
+
+    #[test]
+    fn every_block_fits_shared_memory_and_registers() {
+        for head_dim in [64, 128] {
+            for load in [0.1, 0.7, 2.0] {
+                let (q, kv) = (backward_q_block(head_dim, load), backward_kv_block(load));
+                let fwd = forward_block(head_dim, load);
+                let bytes =
+                    [fwd.query_bytes(head_dim, 1), q.query_bytes(head_dim, 2), kv.key_bytes(head_dim)];
+                assert!(bytes.iter().all(|&bytes| bytes + 1024 <= 227 << 10), "D {head_dim}: {bytes:?}");
+                for block in [fwd, q, kv] {
+                    let threads = block.threads() as usize;
+                    // What a launch gives a thread, of 65536 for all; more would be waited for without end.
+                    let given = (65536 / threads / 8 * 8).min(248) * (block.workers + 1);
+                    let taken = block.registers[0] + block.workers * block.registers[1];
+                    assert!(taken <= given, "{} workers take {taken} of {given}", block.workers);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn work_is_shared_in_even_rounds_where_the_cache_allows() {
+        let gpu = Gpu::dry((9, 0), &GpuOptions::default());
+        let info = GpuInfo { multiprocessors: 132, ..gpu.info().clone() };
+        // 16 pieces: 33 key heads are four rounds of 132 blocks; a cache of 128 heads holds 99.
+        let shared = grid(&info, 16, 256, 256 << 10);
+        assert_eq!((shared.blocks, shared.section), (132, 99));
+        // Heads too long for that: as many as the cache holds, one at least.
+        assert_eq!(grid(&info, 64, 256, 2 << 20).section, 16);
+        assert_eq!(grid(&info, 64, 256, 1 << 30).section, 1);
+        // Less work than multiprocessors.
+        assert_eq!(grid(&info, 3, 4, 1 << 10).blocks, 12);
+    }
+
+    /// The kernels that run when nothing asks for any.
+    fn chosen(capability: (u32, u32), head_dim: usize, options: AttentionOptions, dtype: DType) -> String {
+        let gpu = Gpu::dry(capability, &GpuOptions::default());
+        let make = |heads: usize| Tensor::uninit([2, 70, heads, head_dim], dtype, Device::Cuda(gpu)).unwrap();
+        let attention = DeviceAttention::new(&make(5), 3, 1, &AttentionMask::Causal, options, None).unwrap();
+        let [y, lse] = attention.forward().unwrap();
+        attention.backward([&y, &lse], &make(3)).unwrap();
+        gpu.launches().into_keys().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn hopper_takes_these_kernels_where_they_apply() {
+        let plain = AttentionOptions::from(0.125);
+        let here = "attention_wgmma_bwd_kv attention_wgmma_bwd_q attention_wgmma_fwd";
+        assert_eq!(chosen((9, 0), 64, plain, DType::BF16), here);
+        assert_eq!(chosen((9, 0), 128, plain, DType::BF16), here);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { window: Some(70), ..plain }, DType::BF16), here);
+        let mma = "attention_mma_bwd_kv attention_mma_bwd_q attention_mma_fwd";
+        assert_eq!(chosen((8, 0), 64, plain, DType::BF16), mma);
+        assert_eq!(chosen((12, 0), 128, plain, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 96, plain, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { window: Some(69), ..plain }, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { softcap: Some(30.0), ..plain }, DType::BF16), mma);
+        let reference = "attention_bwd_kv attention_bwd_q attention_delta attention_fwd";
+        assert_eq!(chosen((9, 0), 64, plain, DType::F32), reference);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions::from(-1.0), DType::BF16), reference);
+    }
+
+    #[test]
+    fn what_does_not_run_here_is_named() {
+        let options = AttentionOptions::from(0.125);
+        let reason =
+            |capability, d, keys, options: &AttentionOptions| wgmma_reason(capability, d, keys, options);
+        assert_eq!(reason((9, 0), 64, 10, &options), None);
+        assert_eq!(reason((12, 0), 64, 10, &options).unwrap(), "compute capability 12.0 is not 9.0");
+        assert_eq!(reason((9, 0), 96, 10, &options).unwrap(), "a head size of 96 is neither 64 nor 128");
+        let window = AttentionOptions { window: Some(9), ..options };
+        assert_eq!(reason((9, 0), 64, 10, &window).unwrap(), "there is a window");
+        assert_eq!(reason((9, 0), 64, 9, &window), None);
+        let capped = AttentionOptions { softcap: Some(1.0), ..options };
+        assert_eq!(reason((9, 0), 64, 10, &capped).unwrap(), "scores have a cap");
+        assert_eq!(reason((9, 0), 64, 0, &options).unwrap(), "there are no keys");
+    }
 }
