@@ -74,7 +74,18 @@ api! {
             *mut TensorMap, c_uint, c_uint, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_uint, c_uint,
             c_uint, c_uint
         );
+        fn cuStreamWaitEvent(Handle, Handle, c_uint);
+        fn cuStreamBeginCapture_v2(Handle, c_int);
+        fn cuStreamEndCapture(Handle, *mut Handle);
+        fn cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+        fn cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+        fn cuGraphUpload(Handle, Handle);
+        fn cuGraphLaunch(Handle, Handle);
+        fn cuGraphExecDestroy(Handle);
+        fn cuGraphDestroy(Handle);
+        fn cuMemsetD32Async(u64, c_uint, usize, Handle);
         fn cuEventCreate(*mut Handle, c_uint);
+        fn cuEventQuery(Handle);
         fn cuEventRecord(Handle, Handle);
         fn cuEventSynchronize(Handle);
         fn cuEventElapsedTime(*mut f32, Handle, Handle);

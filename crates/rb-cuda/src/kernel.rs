@@ -107,6 +107,8 @@ pub struct Launch<'a> {
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) args: Vec<Arg<'a>>,
+    pub(crate) moved_bytes: f64,
+    pub(crate) flops: f64,
 }
 
 impl<'a> Launch<'a> {
@@ -114,7 +116,7 @@ impl<'a> Launch<'a> {
     pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
         let source = rb_planted::kernel_source(kernel.name, kernel.source);
         let unit = Unit { name: kernel.name, source, defines: String::new() };
-        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new() }
+        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new(), moved_bytes: 0.0, flops: 0.0 }
     }
 
     /// `grid` blocks of `threads` threads in one dimension, enough for `items` threads in a grid-stride loop:
@@ -139,6 +141,18 @@ impl<'a> Launch<'a> {
     /// Dynamic shared memory.
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Bytes that it must read and write at least, for profiles.
+    pub fn moves(mut self, bytes: usize) -> Self {
+        self.moved_bytes = bytes as f64;
+        self
+    }
+
+    /// Floating-point operations of its matrix products, for profiles.
+    pub fn computes(mut self, flops: f64) -> Self {
+        self.flops = flops;
         self
     }
 
