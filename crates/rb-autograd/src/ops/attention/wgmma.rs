@@ -358,8 +358,7 @@ mod tests {
     #[test]
     fn what_does_not_run_here_is_named() {
         let options = AttentionOptions::from(0.125);
-        let reason =
-            |capability, d, keys, options: &AttentionOptions| wgmma_reason(capability, d, keys, options);
+        let reason = wgmma_reason;
         assert_eq!(reason((9, 0), 64, 10, &options), None);
         assert_eq!(reason((12, 0), 64, 10, &options).unwrap(), "compute capability 12.0 is not 9.0");
         assert_eq!(reason((9, 0), 96, 10, &options).unwrap(), "a head size of 96 is neither 64 nor 128");
