@@ -2,7 +2,8 @@
 
 Purpose   tokens/s, time and memory of a whole training step (forward, backward, clipping, AdamW) of a Llama-style
           model with a tied head: fp32 master weights, bf16 compute, 101.7M parameters unless flags say otherwise.
-          PyTorch runs with autocast, flash attention and fused AdamW, eagerly and through `torch.compile`.
+          PyTorch runs with autocast, flash attention and fused AdamW, eagerly, through `torch.compile`, and (`graph`)
+          compiled and with the whole step captured in one CUDA graph, its fastest way.
 Seed      20240607 (`--seed`): weights of PyTorch, and the random tokens that both sides read from one file.
 Versions  the JSON file records card, driver, PyTorch, Triton, and the libraries that our binary used.
 Command   python bench-scripts/gpu_speed.py --ours target/release/bench --out gpu_speed.json
@@ -36,7 +37,7 @@ REFUSED = 3
 MODEL = {"d_model": 768, "n_layers": 16, "n_heads": 12, "n_kv_heads": 4, "head_dim": 64, "d_ff": 1408, "vocab": 32004}
 
 # Names of PyTorch's modes, and what `torch.compile` is told.
-MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead"}
+MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead", "graph": "default"}
 
 
 class Refused(Exception):
@@ -143,19 +144,47 @@ class Trainer:
         self.torch, self.a = torch, a
         torch.manual_seed(a.seed)
         self.device = "cpu" if a.cpu else "cuda"
-        if not a.cpu and a.attention == "flash":
-            torch.backends.cuda.enable_flash_sdp(True)
-            for others in ("cudnn", "mem_efficient", "math"):
-                getattr(torch.backends.cuda, f"enable_{others}_sdp")(False)
+        if not a.cpu and a.attention != "default":
+            for kernel in ("flash", "cudnn", "mem_efficient", "math"):
+                getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(kernel == a.attention)
         model = build(torch, a).to(self.device)
         self.parameters = list(model.parameters())
         self.initial = [p.detach().cpu().clone() for p in self.parameters]
         groups = [{"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": 0.1},
                   {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        self.whole = a.worker == "graph" and not a.cpu
+        self.optimizer = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, fused=True, capturable=self.whole)
         compiled = MODES[a.worker]
         self.model = torch.compile(model, mode=compiled) if compiled else model
         self.batches = read_batches(torch, a)
+        if self.whole:
+            self.capture()
+
+    def compute(self, ids, labels):
+        """Forward, backward, clipping and update, enqueued; gives the loss."""
+        torch = self.torch
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device, torch.bfloat16, enabled=not self.a.cpu):
+            loss = self.model(ids, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+        self.optimizer.step()
+        return loss.detach()
+
+    def capture(self):
+        """Captures a step after a few on a stream of their own; batches go to the same memory from then on."""
+        torch = self.torch
+        self.places = [part.to(self.device) for part in self.batches[0]]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.compute(*self.places)
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.compute(*self.places)
 
     def restart(self):
         """Initial weights, no moments, in the same memory: nothing is compiled again."""
@@ -169,16 +198,17 @@ class Trainer:
     def step(self, index):
         """Enqueues a step; gives what waits for its loss."""
         torch = self.torch
-        ids, labels = (part.to(self.device, non_blocking=True) for part in self.batches[index % len(self.batches)])
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, torch.bfloat16, enabled=not self.a.cpu):
-            loss = self.model(ids, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
-        self.optimizer.step()
+        batch = self.batches[index % len(self.batches)]
+        if self.whole:
+            for place, part in zip(self.places, batch):
+                place.copy_(part, non_blocking=True)
+            self.graph.replay()
+            loss = self.loss
+        else:
+            loss = self.compute(*(part.to(self.device, non_blocking=True) for part in batch))
         if self.a.cpu:
             return loss.item
-        host = torch.empty((), pin_memory=True).copy_(loss.detach(), non_blocking=True)
+        host = torch.empty((), pin_memory=True).copy_(loss, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
 
@@ -392,8 +422,8 @@ def main():
     parser.add_argument("--ours", type=pathlib.Path, default=pathlib.Path("target/release/bench"), metavar="PATH", help="our bench binary")
     parser.add_argument("--ours-arg", action="append", default=[], metavar="ARG", help="one more argument for it: --ours-arg=--tune")
     parser.add_argument("--shapes", type=parse_shape, nargs="+", default=[(4, 1024), (16, 1024)], metavar="BxT", help="sequences x tokens")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "compile"], help="PyTorch's")
-    parser.add_argument("--attention", choices=("flash", "default"), default="flash", help="PyTorch's kernel: flash, or its own choice")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["compile", "graph"], help="PyTorch's")
+    parser.add_argument("--attention", choices=("flash", "cudnn", "default"), default="flash", help="PyTorch's kernel: one of two, or its own choice")
     for name, value in MODEL.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a run")

@@ -2,19 +2,25 @@
 // Computes     y[i] = (BETA ? y[i] : 0) + x[i]
 // Inputs       x [n] TX
 // Outputs      y [n] TY; read where BETA is 1
-// Requires     x and y do not overlap
-// Launch       grid-stride, block 256
+// Requires     VEC divides n; x and y at multiples of VEC elements and without overlap
+// Launch       grid-stride over packs of VEC, block 256
 // Traffic      read n*sizeof(TX) + BETA*n*sizeof(TY), write n*sizeof(TY) bytes
 // Accumulates  f32, rounded once
 // Determinism  bitwise
 // Source       torch.Tensor.add_, torch.Tensor.copy_
 
-extern "C" __global__ void accumulate(const TX* __restrict__ x, TY* __restrict__ y, i64 n) {
-    GRID_STRIDE(i, n) {
+extern "C" __global__ void accumulate(const TX* __restrict__ x, TY* __restrict__ y, i64 packs) {
+    GRID_STRIDE(i, packs) {
+        const Packed<TX, VEC> from = packed<VEC>(x + i * VEC);
+        Packed<TY, VEC> out;
 #if BETA
-        put(&y[i], f(y[i]) + f(x[i]));
+        out = packed<VEC>(y + i * VEC);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) put(&out.v[k], f(out.v[k]) + f(from.v[k]));
 #else
-        put(&y[i], f(x[i]));
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) put(&out.v[k], f(from.v[k]));
 #endif
+        put_packed(y + i * VEC, out);
     }
 }

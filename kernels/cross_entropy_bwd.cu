@@ -1,9 +1,9 @@
 // cross_entropy_bwd -- gradient of the scores, one block a row; may overwrite the scores.
-// Computes     p = e^(x[n,c]-m[n])/s[n]; r = dy*weights[n]*factor, z = 2*z_loss*(m[n]+log(s[n])), e = smoothing/classes;
+// Computes     p = e^(x[n,c]-m[n])/s[n]; r = dy*weights[n]*factor (*on_device where given), z = 2*z_loss*(m[n]+log(s[n])), e = smoothing/classes;
 //              dx[n,c] = r*(p*(1+z) - e), and r*(z + smoothing - (sum of the other p)*(1+z) - e) at the label;
 //              exactly 0 in columns from `classes` on and in rows whose label is `ignored`; NaN in rows whose label
 //              is no class
-// Inputs       x [N,columns] T; labels [N] int; m, s [N] f32; weights [N] f32 or null (1); dy [1] f32
+// Inputs       x [N,columns] T; labels [N] int; m, s [N] f32; weights [N] f32 or null (1); dy [1] f32; on_device [1] f32 or null
 // Outputs      dx [N,columns] T
 // Requires     columns % VEC == 0, x and dx aligned to VEC elements; dx may be x
 // Launch       grid (N,1,1), block 256 or 512
@@ -19,7 +19,7 @@ extern "C" __global__ void cross_entropy_bwd(const T* x, const int* __restrict__
                                              const float* __restrict__ max_in, const float* __restrict__ sum_in,
                                              const float* __restrict__ weights, const float* __restrict__ dy, T* dx,
                                              i64 columns, int classes, int ignored, float smoothing, float z_loss,
-                                             float factor) {
+                                             const float* __restrict__ on_device, float factor) {
     __shared__ float scratch[32];
     const i64 row = blockIdx.x, step = (i64)blockDim.x * VEC, start = (i64)threadIdx.x * VEC;
     const int label = labels[row];
@@ -37,7 +37,7 @@ extern "C" __global__ void cross_entropy_bwd(const T* x, const int* __restrict__
         return;
     }
     const float m = max_in[row], s = sum_in[row];
-    const float r = dy[0] * factor * (weights ? weights[row] : 1.0f);
+    const float r = dy[0] * (on_device ? on_device[0] : factor) * (weights ? weights[row] : 1.0f);
     const float z = z_loss == 0.0f ? 0.0f : 2.0f * z_loss * (m + logf(s));
     const float even = smoothing / (float)classes, scale = (1.0f + z) / s;
     float others = 0.0f;

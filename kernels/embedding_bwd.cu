@@ -1,41 +1,62 @@
 // embedding_bwd -- gradient of a table: each row adds the gradients of its tokens, in their order.
 // Computes     dw[v,c] = (BETA ? dw[v,c] : 0) + sum over n with ids[n] == v of dy[n,c]
-// Inputs       ids [N] int; dy [N,C] TY
+// Inputs       ids [N] int; marks [V] u64 of embedding_mark; dy [N,C] TY
 // Outputs      dw [V,C] TW; rows without a token are zero (or kept where BETA is 1)
-// Requires     no two tensors overlap
-// Launch       grid (V, ceil(C/1024)), block 256: one block a row of the table, which scans all ids
-// Traffic      read N*C*sizeof(TY) once in total, and the ids V times from the cache; write V*C*sizeof(TW)
+// Requires     chunk % 256 == 0; N <= 64 * chunk; no two tensors overlap
+// Launch       grid (V, ceil(C/1024)), block 256: one block a row of the table, which scans the chunks that hold it
+// Traffic      read N*C*sizeof(TY) once in total, and each chunk once for each row in it; write V*C*sizeof(TW) bytes
 // Accumulates  f32
-// Determinism  bitwise: tokens are added in groups of 256, by position
+// Determinism  bitwise: tokens are added by position
 // Source       torch.nn.functional.embedding
 
 extern "C" __global__ void __launch_bounds__(256) embedding_bwd(const int* __restrict__ ids,
+                                                               const u64* __restrict__ marks,
                                                                const TY* __restrict__ dy, TW* __restrict__ dw,
-                                                               i64 tokens) {
-    __shared__ u32 hits[2][4][8];
+                                                               i64 tokens, i64 chunk) {
+    __shared__ u32 hits[8];
+    __shared__ int found[256];
     const int row = blockIdx.x, t = threadIdx.x, lane = t & 31, warp = t >> 5;
     const int c0 = blockIdx.y * 1024 + t;
     float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    int parity = 0;
-    for (i64 base = 0; base < tokens; base += 1024, parity ^= 1) {
+    u64 left = marks[row];
+#if BETA
+    if (left == 0) return;
+#endif
+    while (left) {
+        const i64 first = (i64)(__ffsll((i64)left) - 1) * chunk;
+        left &= left - 1;
+        for (i64 base = first; base < first + chunk && base < tokens; base += 256) {
+            const i64 i = base + t;
+            const bool mine = i < tokens && ids[i] == row;
+            const u32 mask = __ballot_sync(FULL_WARP, mine);
+            if (lane == 0) hits[warp] = mask;
+            __syncthreads();
+            // The place of a token in the list is the number of tokens of the row before it.
+            int place = __popc(mask & ((1u << lane) - 1)), count = 0;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const i64 i = base + k * 256 + t;
-            const u32 mask = __ballot_sync(FULL_WARP, i < tokens && ids[i] == row);
-            if (lane == 0) hits[parity][k][warp] = mask;
-        }
-        // One barrier a round is enough: the next round writes the other half.
-        __syncthreads();
-        for (int word = 0; word < 32; word++) {
-            u32 mask = hits[parity][word >> 3][word & 7];
-            while (mask) {
-                const i64 token = base + word * 32 + (__ffs(mask) - 1);
-                mask &= mask - 1;
-                const TY* d = dy + token * C;
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (c0 + j * 256 < C) acc[j] += f(d[c0 + j * 256]);
+            for (int k = 0; k < 8; k++) {
+                const int bits = __popc(hits[k]);
+                if (k < warp) place += bits;
+                count += bits;
             }
+            if (mine) found[place] = t;
+            __syncthreads();
+            // Several tokens are under way at once, and added one after the other.
+            for (int k = 0; k < count; k += 4) {
+                float v[4][4];
+#pragma unroll
+                for (int a = 0; a < 4; a++) {
+                    const TY* d = dy + (base + found[k + a < count ? k + a : k]) * C;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) v[a][j] = c0 + j * 256 < C ? f(d[c0 + j * 256]) : 0.0f;
+                }
+#pragma unroll
+                for (int a = 0; a < 4; a++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        if (k + a < count) acc[j] += v[a][j];
+            }
+            __syncthreads();
         }
     }
 #pragma unroll

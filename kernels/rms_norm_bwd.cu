@@ -2,7 +2,7 @@
 // Computes     g = dy * w; dx = rstd * (g - x * rstd * rstd * mean_c(g * x)), added to dx where BETA is 1;
 //              dw_part[b,c] = sum over the rows of block b of dy * x * rstd
 // Inputs       x [N,C] TX; w [C] TW; dy [N,C] TY; rstd [N] f32
-// Outputs      dx [N,C] TX (where WANT_X); dw_part [blocks,C] f32 (where WANT_W)
+// Outputs      dx [N,C] TX (where WANT_X), and the same as bf16 in narrow [N,C] (where NARROW); dw_part [blocks,C] f32 (where WANT_W)
 // Requires     C % V == 0; rows aligned to V elements; no two tensors overlap
 // Launch       grid min(ceil(N / (256/GROUP)), 256), block 256; GROUP is 32 (C <= 1024) or 256
 // Traffic      read N*C*(sizeof(TX) + sizeof(TY)), write N*C*sizeof(TX) bytes; the partial sums are small
@@ -16,7 +16,12 @@
 extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restrict__ x, const TW* __restrict__ w,
                                                               const TY* __restrict__ dy,
                                                               const float* __restrict__ rstd, TX* __restrict__ dx,
-                                                              float* __restrict__ dw_part, i64 rows) {
+                                                              float* __restrict__ dw_part, i64 rows
+#if NARROW
+                                                              ,
+                                                              bf16* __restrict__ narrow
+#endif
+) {
 #if GROUP != 32
     __shared__ float scratch[32];
 #endif
@@ -71,6 +76,9 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restr
                 for (int j = 0; j < V; j++) g[i][j] += old[j];
 #endif
                 store_n<V>(dx + row * C + c, g[i]);
+#if NARROW
+                store_n<V>(narrow + row * C + c, g[i]);
+#endif
             }
         }
 #endif

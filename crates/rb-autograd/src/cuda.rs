@@ -9,6 +9,10 @@ use rb_tensor::{DType, Device, Shape, Tensor};
 
 use crate::{AutogradError, Beta, Result};
 
+/// Up to so many rows (tokens of a batch) gradients of parameters are made beside the backward pass: above that each
+/// product fills the card, and what it reads would be held for long.
+pub const BESIDE_ROWS: usize = 8192;
+
 const ACCUMULATE: Kernel = kernel!("accumulate");
 
 impl Beta {
@@ -41,14 +45,17 @@ pub fn accumulate(dst: &Tensor, src: &Tensor, beta: Beta) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
-    let launch = Launch::for_items(&ACCUMULATE, n, 256)
+    let width = pack_width(n, &[src])?.min(pack_width(n, &[dst])?);
+    let launch = Launch::for_items(&ACCUMULATE, n / width, 256)
         .define("TX", src.dtype().cuda_name())
         .define("TY", dst.dtype().cuda_name())
+        .define("VEC", width)
         .define("BETA", beta.define())
         .arg(src.arg()?)
         .arg(dst.arg()?)
-        .arg(Arg::I64(n as i64));
-    launch_on(gpu, launch)
+        .arg(Arg::I64((n / width) as i64));
+    let passes = if beta == Beta::Accumulate { 2 } else { 1 };
+    launch_on(gpu, launch.moves(src.size_bytes() + passes * dst.size_bytes()))
 }
 
 /// Enqueues a kernel.

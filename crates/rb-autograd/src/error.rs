@@ -143,6 +143,12 @@ pub enum AutogradError {
     },
 }
 
+impl From<rb_cuda::CudaError> for AutogradError {
+    fn from(error: rb_cuda::CudaError) -> Self {
+        AutogradError::Tensor(error.into())
+    }
+}
+
 impl From<ShapeError> for AutogradError {
     fn from(error: ShapeError) -> Self {
         AutogradError::Tensor(error.into())

@@ -138,6 +138,7 @@ impl GradStore {
         let out = cuda::output(gpu, &[parts].into(), DType::F32)?;
         let launch = Launch::new(&SUM_OF_SQUARES, [parts as u32, 1, 1], [256, 1, 1])
             .define("T", all.dtype().cuda_name())
+            .moves(all.size_bytes())
             .arg(all.arg()?)
             .arg(out.arg()?)
             .arg(Arg::I64(self.layout.numel as i64));
@@ -150,6 +151,10 @@ impl GradStore {
         let index = id.0 as usize;
         let entry = &self.layout.entries[index];
         let beta = self.beta(index);
+        if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {
+            // What was written beside is added to.
+            gpu.join()?;
+        }
         let view = self.arena.view(entry.offset, &entry.shape)?;
         self.fresh[index] = true;
         Ok((view, beta))

@@ -72,9 +72,17 @@ impl Saved for () {
 /// Declares a struct of tensors that implements [`Saved`]: `saved!(struct RmsNormSaved { x, rstd });`
 #[macro_export]
 macro_rules! saved {
+    ($(#[$meta:meta])* pub(super) struct $name:ident { $($field:ident),* $(,)? }) => {
+        $(#[$meta])*
+        pub struct $name { $(pub(super) $field: rb_tensor::Tensor),* }
+        $crate::saved!(@impl $name { $($field),* });
+    };
     ($(#[$meta:meta])* struct $name:ident { $($field:ident),* $(,)? }) => {
         $(#[$meta])*
         pub struct $name { $($field: rb_tensor::Tensor),* }
+        $crate::saved!(@impl $name { $($field),* });
+    };
+    (@impl $name:ident { $($field:ident),* }) => {
         impl $crate::Saved for $name {
             fn tensors(&self) -> Vec<&rb_tensor::Tensor> {
                 vec![$(&self.$field),*]
@@ -303,6 +311,9 @@ impl<'g> BackwardState<'g> {
                 return Err(AutogradError::NonFiniteParameterGradient { op, param: name });
             }
         }
+        if let Device::Cuda(gpu) = state.params.device() {
+            gpu.join()?;
+        }
         Ok(LeafGrads { grads: state.leaves, written: state.written })
     }
 
@@ -357,6 +368,11 @@ impl GradSinks<'_> {
     /// Whether input `i` exists and needs a gradient. Work for one that does not is wasted, not wrong.
     pub fn wanted(&self, i: usize) -> bool {
         self.sources.get(i).is_some_and(|s| *s != Source::Constant)
+    }
+
+    /// Whether the gradient of input `i` goes to the store, where nothing reads it before the pass is over.
+    pub fn goes_to_store(&self, i: usize) -> bool {
+        matches!(self.sources.get(i), Some(Source::Param(_)))
     }
 
     /// Where the gradient of input `i` goes.

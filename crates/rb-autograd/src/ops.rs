@@ -25,6 +25,7 @@ mod shared;
 
 registry! {
     add,
+    add_rms_norm,
     attention,
     attention_packed,
     cast,

@@ -177,8 +177,7 @@ impl<'p> Tape<'p> {
         if loss.value.numel() != 1 {
             return Err(ShapeError::new("backward", "loss", loss.shape(), "one element").into());
         }
-        let one = Tensor::from_vec(vec![1.0f64], loss.shape().clone())?.to_dtype(loss.dtype())?;
-        let one = one.to_device(loss.value.device())?;
+        let one = Tensor::filled(loss.shape().clone(), 1.0, loss.value.device())?.to_dtype(loss.dtype())?;
         self.backward_from(loss, one, grads)
     }
 

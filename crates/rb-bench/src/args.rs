@@ -75,6 +75,12 @@ pub struct Args {
     /// Search for the fastest algorithm of each product after the first step; choices are kept for later runs.
     #[arg(long, requires = "gpu")]
     pub tune: bool,
+    /// Launch each step kernel by kernel instead of capturing it once.
+    #[arg(long, requires = "gpu")]
+    pub no_graph: bool,
+    /// Time every kernel of one more step, launched one by one, and say what part of its ceiling each reaches.
+    #[arg(long, requires = "gpu")]
+    pub profile: bool,
     /// Train on the tokens of this file: a token file of `rb`, little-endian u16 (`.u16`, `.bin`) or u32 (`.u32`)
     /// ids, or any other file, whose bytes are the ids. Random ids if left out.
     #[arg(long, value_name = "FILE")]

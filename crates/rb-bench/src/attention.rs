@@ -55,6 +55,8 @@ pub enum PathName {
     Plain,
     /// `mma.sync`.
     Mma,
+    /// `wgmma`, on Hopper.
+    Wgmma,
 }
 
 impl PathName {
@@ -62,6 +64,7 @@ impl PathName {
         match self {
             PathName::Plain => AttentionPath::Plain,
             PathName::Mma => AttentionPath::Mma,
+            PathName::Wgmma => AttentionPath::Wgmma,
         }
     }
 }

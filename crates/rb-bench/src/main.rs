@@ -4,6 +4,7 @@
 mod args;
 mod attention;
 mod batches;
+mod profile;
 mod report;
 mod run;
 

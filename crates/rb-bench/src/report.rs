@@ -5,6 +5,7 @@ use rb_verify::Pass;
 use serde::Serialize;
 
 use crate::args::Args;
+use crate::profile::Profile;
 
 /// How floating-point operations are counted.
 pub const FLOP_FORMULA: &str = "6 N + 6 L T H D a token: N elements of all matrices, causal attention";
@@ -106,6 +107,10 @@ pub struct GpuReport {
     pub kernels_ms: f64,
     /// The search for algorithms, if asked for.
     pub tuning: Option<Tuned>,
+    /// Nodes of the captured step; nothing where steps were launched piece by piece.
+    pub graph_nodes: Option<usize>,
+    /// Where the time of a step goes, if asked for.
+    pub profile: Option<Profile>,
 }
 
 /// What the search for algorithms of products did.
@@ -186,7 +191,12 @@ impl Report {
                 "memory: {:.1} MiB at the peak (planned {:.1}), {:.1} taken from the driver of {:.1} allowed",
                 gpu.peak_mib, gpu.planned_peak_mib, gpu.reserved_mib, gpu.budget_mib
             ));
-            lines.push(format!("launches: {} a step", gpu.launches_per_step));
+            let how = match gpu.graph_nodes {
+                Some(nodes) => format!("captured once, a graph of {nodes} nodes"),
+                None => "piece by piece".into(),
+            };
+            lines.push(format!("launches: {} a step, {how}", gpu.launches_per_step));
+            lines.extend(gpu.profile.iter().flat_map(Profile::lines));
             let start = if gpu.kernels_compiled > 0 { "cold" } else { "warm" };
             lines.push(format!(
                 "start to first step: {:.2} s ({start}: {} kernels compiled, {} from the cache)",

@@ -6,16 +6,18 @@ use rb_autograd::{GradStore, ParamBuilder, ParamStore};
 use rb_cuda::{Gpu, GpuOptions, PrepareStats};
 use rb_data::Batch;
 use rb_nn::CausalLm;
-use rb_optim::{AdamW, AdamWConfig, Optimizer};
+use rb_optim::{AdamW, AdamWConfig};
 use rb_tensor::{Device, LaterItem, Rng, TensorError};
 use rb_train::config::Config;
 use rb_train::plan::Plan;
-use rb_train::step::{LossTerms, forward_backward};
+use rb_train::step::LossTerms;
+use rb_train::stepper::{Numbers, Parts, Settings, Stepper};
 use rb_train::{Result, TrainError};
 use rb_verify::RunGate;
 
 use crate::args::Args;
 use crate::batches::{self, Batches};
+use crate::profile::{self, Profile};
 use crate::report::{self, FLOP_FORMULA, GpuReport, Report, Shape, Tuned};
 
 /// A card that is ready for the step.
@@ -61,8 +63,8 @@ struct Training {
     params: ParamStore,
     grads: GradStore,
     adam: AdamW,
-    lr: f64,
-    max_grad_norm: f64,
+    stepper: Stepper,
+    settings: Settings,
 }
 
 impl Training {
@@ -80,22 +82,30 @@ impl Training {
             weight_decay: t.weight_decay,
         };
         let adam = AdamW::new(settings, &params)?;
-        Ok(Training { model, params, grads, adam, lr: t.learning_rate, max_grad_norm: t.max_grad_norm })
+        let settings = Settings {
+            document_mask: false,
+            terms: LossTerms::default(),
+            max_grad_norm: t.max_grad_norm,
+            lr: t.learning_rate,
+        };
+        Ok(Training { model, params, grads, adam, stepper: Stepper::new(!args.no_graph), settings })
     }
 
     /// Enqueues a step, or takes it on the CPU.
     fn step(&mut self, batch: &Batch) -> Result<LaterItem> {
-        let batches = std::slice::from_ref(batch);
-        let terms = LossTerms::default();
-        let loss = forward_backward(&self.model, &self.params, &mut self.grads, batches, false, terms)?;
-        drop(self.adam.clipped_step(
-            &mut self.params,
-            &mut self.grads,
-            self.lr,
-            self.max_grad_norm,
-            &loss,
-        )?);
+        let Training { model, params, grads, adam, stepper, settings } = self;
+        let mut parts = Parts { model, params, grads, optimizer: adam };
+        let Numbers { loss, .. } = stepper.step(&mut parts, std::slice::from_ref(batch), settings)?;
         Ok(loss.item_later()?)
+    }
+
+    /// Times each piece of one step that is launched piece by piece.
+    fn profile(&mut self, gpu: Gpu, batch: &Batch) -> Result<Profile> {
+        self.stepper = Stepper::new(false);
+        self.step(batch)?.wait()?;
+        let empty = gpu.profile(|| profile::nothing(gpu))?;
+        let timings = gpu.profile(|| self.step(batch).map(drop))?;
+        Ok(Profile::new(timings, &empty, &gpu.info().name, self.model.config().padded_vocab_size()))
     }
 }
 
@@ -178,6 +188,14 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         reason: format!("refused: {refusal}; a speed is reported only for a finite, falling loss"),
     })?;
 
+    let graph_nodes = training.stepper.captured_nodes();
+    if let Some(reason) = training.stepper.refusal() {
+        println!("the step was not captured: {reason}");
+    }
+    let profile = match &card {
+        Some(card) if args.profile => Some(training.profile(card.gpu, batch(0))?),
+        _ => None,
+    };
     let step_ms_all = record.step_ms(warm_up, args.steps);
     let step_ms = report::median(&step_ms_all);
     let (tokens_per_s, flops_per_token, tflops) = report::rates(&config.model, args, step_ms / 1e3);
@@ -185,7 +203,8 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
         .as_ref()
         .filter(|_| args.mixed_precision)
         .and_then(|card| report::bf16_peak_tflops(&card.gpu.info().name));
-    let gpu = card.map(|card| gpu_report(args, &card, launches, tuning));
+    let gpu =
+        card.map(|card| GpuReport { graph_nodes, profile, ..gpu_report(args, &card, launches, tuning) });
     Ok(Report {
         _pass: pass,
         tokens_per_s,
@@ -243,6 +262,8 @@ fn gpu_report(
         kernels_cached: card.prepared.cached,
         kernels_ms: card.prepared.milliseconds,
         tuning,
+        graph_nodes: None,
+        profile: None,
     }
 }
 

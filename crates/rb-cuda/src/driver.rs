@@ -26,6 +26,20 @@ impl Handle {
     pub(crate) const NULL: Handle = Handle(std::ptr::null_mut());
 }
 
+/// What the driver makes of a tensor for the copy engine: `CUtensorMap`.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap([u64; 16]);
+
+impl TensorMap {
+    /// A map that holds a number in its first bytes.
+    pub(crate) fn of(first: u64) -> TensorMap {
+        let mut words = [0; 16];
+        words[0] = first;
+        TensorMap(words)
+    }
+}
+
 api! {
     /// Functions that drivers of CUDA 12 and 13 have alike.
     DriverApi {
@@ -56,7 +70,22 @@ api! {
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
             *mut *mut c_void
         );
+        fn cuTensorMapEncodeTiled(
+            *mut TensorMap, c_uint, c_uint, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_uint, c_uint,
+            c_uint, c_uint
+        );
+        fn cuStreamWaitEvent(Handle, Handle, c_uint);
+        fn cuStreamBeginCapture_v2(Handle, c_int);
+        fn cuStreamEndCapture(Handle, *mut Handle);
+        fn cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+        fn cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+        fn cuGraphUpload(Handle, Handle);
+        fn cuGraphLaunch(Handle, Handle);
+        fn cuGraphExecDestroy(Handle);
+        fn cuGraphDestroy(Handle);
+        fn cuMemsetD32Async(u64, c_uint, usize, Handle);
         fn cuEventCreate(*mut Handle, c_uint);
+        fn cuEventQuery(Handle);
         fn cuEventRecord(Handle, Handle);
         fn cuEventSynchronize(Handle);
         fn cuEventElapsedTime(*mut f32, Handle, Handle);

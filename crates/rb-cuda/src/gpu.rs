@@ -2,15 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::beside::Beside;
 use crate::cublaslt::WORKSPACE_BYTES;
+use crate::dry::Dry;
+use crate::graph::{Exec, refuse_in_capture};
 use crate::kernel::{Arg, Launch, Unit};
 use crate::library::LibraryInfo;
 use crate::matmul::{Matmul, MatmulKey};
-use crate::memory::{MemoryStats, Pool, Segments};
+use crate::memory::{Footprint, MemoryStats, Pool, Segments};
 use crate::products::Tuning;
+use crate::profile::Timing;
 use crate::{CudaError, Result};
 
 /// What is known of a card.
@@ -52,6 +56,8 @@ pub struct GpuOptions {
 /// What a device does; the rest of the crate is the same for a card and a dry run.
 pub(crate) trait Backend: Segments + Send + Sync {
     fn memset(&self, pointer: u64, byte: u8, bytes: usize) -> Result<()>;
+    /// Sets `words` 32-bit words.
+    fn fill(&self, pointer: u64, word: u32, words: usize) -> Result<()>;
     fn upload(&self, pointer: u64, source: &[u8]) -> Result<()>;
     fn download(&self, pointer: u64, target: &mut [u8]) -> Result<()>;
     /// Starts to copy at most [`READ_BYTES`] bytes to the host.
@@ -79,6 +85,22 @@ pub(crate) trait Backend: Segments + Send + Sync {
         let _ = (gpu, specs);
         Ok(Vec::new())
     }
+    /// What follows is captured, not executed.
+    fn start_capture(&self) -> Result<()>;
+    fn end_capture(&self) -> Result<Exec>;
+    fn launch_graph(&self, exec: Exec) -> Result<()>;
+    fn destroy_graph(&self, exec: Exec);
+    /// What follows goes to the second stream, after what the first has so far.
+    fn fork(&self) -> Result<()>;
+    /// What follows goes to the first stream; what the second has so far is known as `slot`.
+    fn unfork(&self, slot: usize) -> Result<()>;
+    /// The first stream goes on when what is known as `slot` is done.
+    fn join(&self, slot: usize) -> Result<()>;
+    /// Times each piece of work that `work` enqueues.
+    fn profile(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Timing>> {
+        work()?;
+        Ok(Vec::new())
+    }
     fn is_dry(&self) -> bool {
         false
     }
@@ -97,7 +119,7 @@ pub struct PrepareStats {
     pub milliseconds: f64,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     info: GpuInfo,
     poison: bool,
     backend: Box<dyn Backend>,
@@ -109,8 +131,11 @@ struct Inner {
     /// Distinct kernels with constants that were launched, and distinct products.
     units: Mutex<BTreeSet<Unit>>,
     matmuls: Mutex<BTreeMap<MatmulKey, Matmul>>,
-    /// Scratch memory of products, taken with the first.
-    workspace: Mutex<Option<Buffer>>,
+    /// Scratch memory of products on each stream, taken with the first.
+    workspaces: Mutex<[Option<Buffer>; 2]>,
+    /// Whether work is captured now.
+    capturing: AtomicBool,
+    pub(crate) beside: Beside,
     /// Who is said to hold what is allocated now.
     holder: Mutex<&'static str>,
 }
@@ -119,7 +144,7 @@ struct Inner {
 ///
 /// Handles are copied freely; the card stays open to the end of the process, as CUDA's primary context does.
 #[derive(Clone, Copy)]
-pub struct Gpu(&'static Inner);
+pub struct Gpu(pub(crate) &'static Inner);
 
 impl PartialEq for Gpu {
     fn eq(&self, other: &Gpu) -> bool {
@@ -157,7 +182,9 @@ impl Gpu {
             launches: Mutex::default(),
             units: Mutex::default(),
             matmuls: Mutex::default(),
-            workspace: Mutex::default(),
+            workspaces: Mutex::default(),
+            capturing: AtomicBool::new(false),
+            beside: Beside::default(),
             holder: Mutex::new("activations"),
         })))
     }
@@ -221,13 +248,62 @@ impl Gpu {
         lock(&self.0.pool).reserve(bytes, &SegmentsOf(self.0.backend.as_ref()));
     }
 
+    fn refuse_in_capture(&self, what: &str) -> Result<()> {
+        refuse_in_capture(self.0.capturing.load(Ordering::Relaxed), what)
+    }
+
+    /// Tells a recording that these blocks are used.
+    pub(crate) fn note_use(&self, buffers: &[&Buffer]) {
+        if self.0.capturing.load(Ordering::Relaxed) {
+            let mut pool = lock(&self.0.pool);
+            buffers.iter().for_each(|buffer| pool.note_use(buffer.start));
+        }
+    }
+
+    pub(crate) fn start_capture(&self) -> Result<()> {
+        self.refuse_in_capture("a second capture")?;
+        self.join()?;
+        self.0.backend.start_capture()?;
+        lock(&self.0.pool).start_recording();
+        self.0.capturing.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&self) -> (Result<Exec>, Footprint) {
+        let joined = self.join();
+        let exec = self.0.backend.end_capture();
+        self.0.capturing.store(false, Ordering::Relaxed);
+        let footprint = lock(&self.0.pool).end_recording();
+        (joined.and(exec), footprint)
+    }
+
+    pub(crate) fn still_holds(&self, footprint: &Footprint) -> bool {
+        lock(&self.0.pool).still_holds(footprint)
+    }
+
+    /// Gives the block at `start` back to the allocator.
+    pub(crate) fn give_back(&self, start: u64) {
+        lock(&self.0.pool).give_back(start);
+    }
+
     /// Sets bytes.
     pub fn memset(&self, buffer: &Buffer, offset: usize, bytes: usize, byte: u8) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         buffer.check(offset, bytes)?;
+        self.note_use(&[buffer]);
         self.0.backend.memset(buffer.pointer(offset), byte, bytes)
+    }
+
+    /// Sets `words` 32-bit words from `offset` bytes on, a multiple of 4.
+    pub fn fill(&self, buffer: &Buffer, offset: usize, words: usize, word: u32) -> Result<()> {
+        if words == 0 {
+            return Ok(());
+        }
+        buffer.check(offset, words.saturating_mul(4))?;
+        self.note_use(&[buffer]);
+        self.0.backend.fill(buffer.pointer(offset), word, words)
     }
 
     /// Copies host bytes to the device, in stream order; `source` may be changed as soon as this returns.
@@ -236,6 +312,7 @@ impl Gpu {
             return Ok(());
         }
         buffer.check(offset, source.len())?;
+        self.refuse_in_capture("a copy from the host")?;
         self.0.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.backend.upload(buffer.pointer(offset), source)
     }
@@ -246,6 +323,7 @@ impl Gpu {
             return Ok(());
         }
         buffer.check(offset, target.len())?;
+        self.refuse_in_capture("a copy to the host")?;
         self.0.backend.download(buffer.pointer(offset), target)
     }
 
@@ -253,6 +331,7 @@ impl Gpu {
     /// later holds up work that is enqueued in between.
     pub fn read_later(&self, buffer: &Buffer, offset: usize, bytes: usize) -> Result<Reading> {
         buffer.check(offset, bytes)?;
+        self.refuse_in_capture("a copy to the host")?;
         if bytes > READ_BYTES {
             return Err(CudaError::Unsupported {
                 what: "read_later".into(),
@@ -276,6 +355,7 @@ impl Gpu {
         }
         target.check(target_offset, bytes)?;
         source.check(source_offset, bytes)?;
+        self.note_use(&[target, source]);
         self.0.backend.copy(target.pointer(target_offset), source.pointer(source_offset), bytes)
     }
 
@@ -299,10 +379,14 @@ impl Gpu {
             });
         }
         for arg in &launch.args {
-            if let Arg::Buffer(buffer, offset) = arg {
-                buffer.check(*offset, 0)?;
-                debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
-            }
+            let (buffer, offset, bytes) = match arg {
+                Arg::Buffer(buffer, offset) => (buffer, *offset, 0),
+                Arg::Tiles(tiles) => (&tiles.buffer, tiles.offset_bytes, tiles.bytes()),
+                _ => continue,
+            };
+            buffer.check(offset, bytes)?;
+            debug_assert!(buffer.gpu == *self, "{}: buffer of another device", launch.unit.name);
+            self.note_use(&[buffer]);
         }
         self.count(launch.unit.name);
         {
@@ -333,6 +417,7 @@ impl Gpu {
     /// # Errors
     /// A driver error. A product whose matrices do not fit in memory is left untuned.
     pub fn tune(&self, specs: &[Matmul]) -> Result<Vec<Tuning>> {
+        self.refuse_in_capture("a search for algorithms")?;
         self.0.backend.tune(self, specs)
     }
 
@@ -341,6 +426,7 @@ impl Gpu {
     /// # Errors
     /// Those of `work`, a driver error.
     pub fn elapsed_ms(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.refuse_in_capture("a measurement")?;
         let mut work = Some(work);
         self.0.backend.elapsed_ms(&mut || work.take().map_or(Ok(()), |work| work()))
     }
@@ -357,6 +443,7 @@ impl Gpu {
 
     /// Waits until all work is done; reports errors of kernels that ran before.
     pub fn synchronize(&self) -> Result<()> {
+        self.refuse_in_capture("a wait")?;
         self.0.backend.synchronize()
     }
 
@@ -377,6 +464,15 @@ impl Gpu {
 
     pub(crate) fn count(&self, name: &'static str) {
         *lock(&self.0.launches).entry(name).or_default() += 1;
+    }
+
+    pub(crate) fn set_launches(&self, launches: BTreeMap<&'static str, u64>) {
+        *lock(&self.0.launches) = launches;
+    }
+
+    pub(crate) fn add_launches(&self, more: &BTreeMap<&'static str, u64>) {
+        let mut launches = lock(&self.0.launches);
+        more.iter().for_each(|(name, count)| *launches.entry(name).or_default() += count);
     }
 
     /// How often each kernel was launched; products count as `matmul`.
@@ -401,7 +497,8 @@ impl Gpu {
 
     /// Scratch memory of products, [`WORKSPACE_BYTES`] of it.
     pub(crate) fn workspace(&self) -> Result<u64> {
-        let mut workspace = lock(&self.0.workspace);
+        let mut workspaces = lock(&self.0.workspaces);
+        let workspace = &mut workspaces[usize::from(self.0.beside.is_active())];
         if let Some(buffer) = workspace.as_ref() {
             return Ok(buffer.start);
         }
@@ -487,7 +584,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        lock(&self.gpu.0.pool).give_back(self.start);
+        // What work on the second stream used is free when the first waits for it.
+        if !self.gpu.0.beside.defer(self.start) {
+            self.gpu.give_back(self.start);
+        }
     }
 }
 
@@ -501,61 +601,5 @@ struct SegmentsOf<'a>(&'a dyn Backend);
 impl Segments for SegmentsOf<'_> {
     fn allocate(&self, bytes: usize) -> Option<u64> {
         self.0.allocate(bytes)
-    }
-}
-
-/// Counts addresses and computes nothing.
-#[derive(Default)]
-struct Dry {
-    next: Mutex<u64>,
-}
-
-impl Segments for Dry {
-    fn allocate(&self, bytes: usize) -> Option<u64> {
-        let mut next = lock(&self.next);
-        *next += 2 << 20;
-        let start = *next;
-        *next += bytes.next_multiple_of(2 << 20) as u64;
-        Some(start)
-    }
-}
-
-impl Backend for Dry {
-    fn memset(&self, _: u64, _: u8, _: usize) -> Result<()> {
-        Ok(())
-    }
-    fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn download(&self, _: u64, target: &mut [u8]) -> Result<()> {
-        target.fill(0);
-        Ok(())
-    }
-    fn start_read(&self, _: u64, bytes: usize) -> Result<Ticket> {
-        Ok(Ticket { host: 0, event: crate::driver::Handle::NULL, bytes })
-    }
-    fn finish_read(&self, ticket: Ticket) -> Result<Vec<u8>> {
-        Ok(vec![0; ticket.bytes])
-    }
-    fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
-        Ok(())
-    }
-    fn launch(&self, _: &Launch<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn matmul(&self, _: &Matmul, _: [u64; 3], _: u64) -> Result<()> {
-        Ok(())
-    }
-    fn memory_info(&self) -> Result<(usize, usize)> {
-        Ok((0, 0))
-    }
-    fn prepare(&self, _: &[Unit]) -> Result<PrepareStats> {
-        Ok(PrepareStats::default())
-    }
-    fn synchronize(&self) -> Result<()> {
-        Ok(())
-    }
-    fn is_dry(&self) -> bool {
-        true
     }
 }

@@ -73,6 +73,30 @@ pub enum Arg<'a> {
     I64(i64),
     /// `unsigned long long`
     U64(u64),
+    /// `const __grid_constant__ TensorMap` of `kernels/hopper.cuh`.
+    Tiles(Tiles<'a>),
+}
+
+/// Heads of a bf16 tensor that a kernel for sm_90a copies in tiles of 64 tokens of one head and 64 of its elements,
+/// in the 128-byte swizzle; what lies outside reads as zero.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles<'a> {
+    /// Memory of the tensor.
+    pub buffer: &'a Buffer,
+    /// Bytes to the first element, a multiple of 16.
+    pub offset_bytes: usize,
+    /// `[batch, tokens, heads, size]`, none of them 0, `size` a multiple of 8.
+    pub shape: [usize; 4],
+    /// Elements from token to token, a multiple of 8; batch rows follow each other.
+    pub token_stride: usize,
+}
+
+impl Tiles<'_> {
+    /// Bytes from the first element to the end of the last.
+    pub(crate) fn bytes(&self) -> usize {
+        let [batch, tokens, heads, size] = self.shape;
+        2 * ((batch * tokens).saturating_sub(1) * self.token_stride + heads * size)
+    }
 }
 
 /// A launch under construction: kernel, constants, grid, arguments in order.
@@ -83,6 +107,8 @@ pub struct Launch<'a> {
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) args: Vec<Arg<'a>>,
+    pub(crate) moved_bytes: f64,
+    pub(crate) flops: f64,
 }
 
 impl<'a> Launch<'a> {
@@ -90,7 +116,7 @@ impl<'a> Launch<'a> {
     pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
         let source = rb_planted::kernel_source(kernel.name, kernel.source);
         let unit = Unit { name: kernel.name, source, defines: String::new() };
-        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new() }
+        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new(), moved_bytes: 0.0, flops: 0.0 }
     }
 
     /// `grid` blocks of `threads` threads in one dimension, enough for `items` threads in a grid-stride loop:
@@ -115,6 +141,18 @@ impl<'a> Launch<'a> {
     /// Dynamic shared memory.
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Bytes that it must read and write at least, for profiles.
+    pub fn moves(mut self, bytes: usize) -> Self {
+        self.moved_bytes = bytes as f64;
+        self
+    }
+
+    /// Floating-point operations of its matrix products, for profiles.
+    pub fn computes(mut self, flops: f64) -> Self {
+        self.flops = flops;
         self
     }
 

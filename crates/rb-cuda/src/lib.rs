@@ -7,17 +7,21 @@
 //! | a kernel source | [`Kernel`] | `kernels/NAME.cu`, embedded; compiled by NVRTC on first launch |
 //! | a launch | [`Launch`] | constants, grid, typed arguments |
 //! | a product | [`Matmul`] | cuBLASLt, row-major terms |
+//! | work captured once | [`Graph`] | a CUDA graph that knows whether its addresses still hold |
 //! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
 
 mod algorithms;
+mod beside;
 mod check;
 mod compile;
 mod cublaslt;
 mod discover;
 mod driver;
+mod dry;
 mod error;
 mod gpu;
+mod graph;
 mod inspect;
 mod kernel;
 mod library;
@@ -26,15 +30,19 @@ mod matmul;
 mod memory;
 mod nvrtc;
 mod products;
+mod profile;
+mod staging;
 
 pub use check::{SelfCheck, own_units};
 pub use compile::{Compiled, Compiler};
 pub use discover::{Component, Found, discover, probe};
 pub use error::{CudaError, Result};
 pub use gpu::{Buffer, Gpu, GpuInfo, GpuOptions, Holding, PrepareStats, Reading};
+pub use graph::Graph;
 pub use inspect::{KernelReport, Resources, inspect_kernels};
-pub use kernel::{Arg, Kernel, Launch, Unit};
+pub use kernel::{Arg, Kernel, Launch, Tiles, Unit};
 pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};
 pub use memory::MemoryStats;
 pub use products::Tuning;
+pub use profile::Timing;

@@ -1,22 +1,31 @@
-//! A real card: one context, one stream, all work in its order.
+//! A real card: one context, one stream in whose order all work is, and a second beside it.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUstream_flags};
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle,
+};
 
+use crate::beside::SLOTS;
 use crate::compile::{Compiler, in_parallel};
 use crate::cublaslt::CublasLt;
 use crate::discover::Search;
-use crate::driver::{Driver, Handle};
+use crate::driver::{Driver, Handle, TensorMap};
 use crate::gpu::{Backend, PrepareStats, READ_BYTES, Ticket, lock};
-use crate::kernel::{Arg, Launch, Unit};
+use crate::graph::Exec;
+use crate::kernel::{Arg, Kernel, Launch, Tiles, Unit};
 use crate::library::{LibraryInfo, call};
 use crate::matmul::Matmul;
 use crate::memory::Segments;
 use crate::products::{Products, Tuning};
+use crate::profile::Timing;
+use crate::staging::Staging;
 use crate::{CudaError, Gpu, GpuOptions, Result};
 
 /// Dynamic shared memory that a kernel may have without asking.
@@ -49,10 +58,24 @@ impl Gpu {
         unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, device)) }?;
         // SAFETY: the context was just retained and is never released.
         unsafe { call!(driver, cuCtxSetCurrent(context)) }?;
-        let mut stream = Handle::NULL;
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the argument points to a handle that lives through the call; a context is current.
-        unsafe { call!(driver, cuStreamCreate(&mut stream, flags)) }?;
+        let new_stream = || {
+            let mut stream = Handle::NULL;
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the argument points to a handle that lives through the call; a context is current.
+            unsafe { call!(driver, cuStreamCreate(&mut stream, flags)) }.map(|()| stream)
+        };
+        let streams = [new_stream()?, new_stream()?];
+        let new_event = || {
+            let mut event = Handle::NULL;
+            let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+            // SAFETY: the argument points to a handle that lives through the call; a context is current.
+            unsafe { call!(driver, cuEventCreate(&mut event, flags)) }.map(|()| event)
+        };
+        let forked = new_event()?;
+        let mut finished = [Handle::NULL; SLOTS];
+        for event in &mut finished {
+            *event = new_event()?;
+        }
         let lt = CublasLt::open(&search, &driver)?;
         let uses_host_pages = driver.attribute(
             device,
@@ -64,7 +87,10 @@ impl Gpu {
         let live = Live {
             driver,
             context,
-            stream,
+            streams,
+            on_second: AtomicBool::new(false),
+            forked,
+            finished,
             compiler,
             products,
             arch,
@@ -72,6 +98,8 @@ impl Gpu {
             uses_host_pages,
             loaded: Mutex::default(),
             idle_slots: Mutex::default(),
+            staging: Staging::default(),
+            marks: Mutex::default(),
         };
         let (free, _) = live.memory_info()?;
         let budget_bytes = Some(options.budget_bytes.unwrap_or(free));
@@ -98,7 +126,13 @@ struct Loaded {
 struct Live {
     driver: Driver,
     context: Handle,
-    stream: Handle,
+    streams: [Handle; 2],
+    /// Whether what is enqueued now goes to the second stream.
+    on_second: AtomicBool,
+    /// Recorded on the first stream where work beside begins.
+    forked: Handle,
+    /// Recorded on the second stream where work beside ends.
+    finished: [Handle; SLOTS],
     compiler: Compiler,
     products: Products,
     arch: String,
@@ -108,7 +142,25 @@ struct Live {
     loaded: Mutex<BTreeMap<Unit, Loaded>>,
     /// Page-locked host memory and events that no reading uses now.
     idle_slots: Mutex<Vec<Slot>>,
+    staging: Staging,
+    /// What was enqueued since a profile began; nothing where none is made.
+    marks: Mutex<Option<Vec<Mark>>>,
 }
+
+/// The end of a piece of work, for a profile.
+struct Mark {
+    timing: Timing,
+    event: Handle,
+}
+
+/// Keeps the device busy for so many nanoseconds.
+pub(crate) const HOLD_BACK: Kernel = Kernel {
+    name: "hold_back",
+    source: "extern \"C\" __global__ void hold_back(u64 nanoseconds) {\n    u64 start, now;\n    \
+             asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(start));\n    do {\n        \
+             asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(now));\n    \
+             } while (now - start < nanoseconds);\n}\n",
+};
 
 /// Page-locked host memory with the event that says when it holds what was read.
 struct Slot {
@@ -121,6 +173,50 @@ impl Live {
     fn enter(&self) -> Result<()> {
         // SAFETY: the context was retained when the card was opened and is never released.
         unsafe { call!(self.driver, cuCtxSetCurrent(self.context)) }
+    }
+
+    /// The stream of what is enqueued now.
+    fn stream(&self) -> Handle {
+        self.streams[usize::from(self.on_second.load(Ordering::Relaxed))]
+    }
+
+    /// Marks the end of a piece of work where a profile is made.
+    fn mark(
+        &self,
+        name: &'static str,
+        detail: impl FnOnce() -> String,
+        flops: f64,
+        bytes: f64,
+    ) -> Result<()> {
+        let mut marks = lock(&self.marks);
+        let Some(marks) = marks.as_mut() else { return Ok(()) };
+        let mut event = Handle::NULL;
+        // SAFETY: the argument points to a handle that lives through the call; the context is current.
+        unsafe { call!(self.driver, cuEventCreate(&mut event, 0)) }?;
+        let timing = Timing { name, detail: detail(), microseconds: 0.0, flops, bytes };
+        marks.push(Mark { timing, event });
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuEventRecord(event, self.stream())) }
+    }
+
+    /// The times between marks, the first of which is the beginning; destroys their events.
+    fn timings(&self, marks: Vec<Mark>) -> Result<Vec<Timing>> {
+        let mut timings = Vec::with_capacity(marks.len());
+        let mut before: Option<Handle> = None;
+        for mark in &marks {
+            if let Some(before) = before {
+                let mut milliseconds = 0f32;
+                // SAFETY: both events are done; the argument points to a float that lives through the call.
+                unsafe { call!(self.driver, cuEventElapsedTime(&mut milliseconds, before, mark.event)) }?;
+                timings.push(Timing { microseconds: f64::from(milliseconds) * 1e3, ..mark.timing.clone() });
+            }
+            before = Some(mark.event);
+        }
+        for mark in marks {
+            // SAFETY: created by `mark`, destroyed once, done before.
+            unsafe { call!(self.driver, cuEventDestroy_v2(mark.event)) }?;
+        }
+        Ok(timings)
     }
 
     fn load(&self, unit: &Unit, code: &[u8]) -> Result<Loaded> {
@@ -175,6 +271,39 @@ impl Live {
         Ok(entry.function)
     }
 
+    /// What the copy engine needs to know of a tensor.
+    fn tensor_map(&self, tiles: &Tiles<'_>) -> Result<TensorMap> {
+        let mut map = TensorMap::of(0);
+        let [batch, tokens, heads, size] = tiles.shape.map(|n| n as u64);
+        let stride = 2 * tiles.token_stride as u64;
+        let sizes = [size, heads, tokens, batch];
+        let strides = [2 * size, stride, stride * tokens];
+        let (boxes, steps) = ([64u32, 1, 64, 1], [1u32; 4]);
+        let start = tiles.buffer.pointer(tiles.offset_bytes) as usize as *mut c_void;
+        // SAFETY: the arrays have the lengths that four dimensions ask for and live through the call, which writes
+        // the map alone; the address is not read.
+        unsafe {
+            call!(
+                self.driver,
+                cuTensorMapEncodeTiled(
+                    &mut map,
+                    CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 as c_uint,
+                    4,
+                    start,
+                    sizes.as_ptr(),
+                    strides.as_ptr(),
+                    boxes.as_ptr(),
+                    steps.as_ptr(),
+                    CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as c_uint,
+                    CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as c_uint,
+                    CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as c_uint,
+                    CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_uint
+                )
+            )
+        }?;
+        Ok(map)
+    }
+
     /// Names the last kernel in an error of a library.
     fn name_kernel(&self, error: CudaError) -> CudaError {
         match error {
@@ -207,16 +336,28 @@ impl Backend for Live {
     fn memset(&self, pointer: u64, byte: u8, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: the range lies in a live block of this device: `Gpu` checks it.
-        unsafe { call!(self.driver, cuMemsetD8Async(pointer, byte, bytes, self.stream)) }
+        unsafe { call!(self.driver, cuMemsetD8Async(pointer, byte, bytes, self.stream())) }?;
+        self.mark("fill", String::new, 0.0, bytes as f64)
+    }
+
+    fn fill(&self, pointer: u64, word: u32, words: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the range lies in a live block of this device: `Gpu` checks it; the address is a multiple of 4.
+        unsafe { call!(self.driver, cuMemsetD32Async(pointer, word, words, self.stream())) }?;
+        self.mark("fill", String::new, 0.0, 4.0 * words as f64)
     }
 
     fn upload(&self, pointer: u64, source: &[u8]) -> Result<()> {
         self.enter()?;
+        // SAFETY: the range lies in a live block of this device: `Gpu` checks it; the context is current.
+        if unsafe { self.staging.copy(&self.driver, pointer, source, self.stream()) }? {
+            return self.mark("copy", String::new, 0.0, source.len() as f64);
+        }
         let from: *const c_void = source.as_ptr().cast();
         // SAFETY: the range lies in a live block of this device: `Gpu` checks it. The source is pageable host
         // memory, which the driver copies to a buffer of its own before it returns, so the source may change;
         // the card that reads host pages itself is waited for below.
-        unsafe { call!(self.driver, cuMemcpyHtoDAsync_v2(pointer, from, source.len(), self.stream)) }?;
+        unsafe { call!(self.driver, cuMemcpyHtoDAsync_v2(pointer, from, source.len(), self.stream())) }?;
         if self.uses_host_pages { self.synchronize() } else { Ok(()) }
     }
 
@@ -226,7 +367,7 @@ impl Backend for Live {
         // SAFETY: the range lies in a live block of this device: `Gpu` checks it. The target is borrowed until
         // the copy is done, which is waited for below.
         let copied =
-            unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, target.len(), self.stream)) };
+            unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, target.len(), self.stream())) };
         // Even after an error nothing may write to the target once it is given back.
         let waited = self.synchronize();
         copied.and(waited)
@@ -242,9 +383,9 @@ impl Backend for Live {
         let to = slot.host as *mut c_void;
         // SAFETY: the range lies in a live block of this device and is no longer than a slot: `Gpu` checks both.
         // The slot is page-locked memory that nothing else uses until the ticket is redeemed.
-        unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, bytes, self.stream)) }?;
+        unsafe { call!(self.driver, cuMemcpyDtoHAsync_v2(to, pointer, bytes, self.stream())) }?;
         // SAFETY: event and stream are alive and of one context.
-        unsafe { call!(self.driver, cuEventRecord(slot.event, self.stream)) }?;
+        unsafe { call!(self.driver, cuEventRecord(slot.event, self.stream())) }?;
         Ok(Ticket { host: slot.host, event: slot.event, bytes })
     }
 
@@ -261,26 +402,27 @@ impl Backend for Live {
     fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: both ranges lie in live blocks of this device: `Gpu` checks them.
-        unsafe { call!(self.driver, cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream)) }
+        unsafe { call!(self.driver, cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream())) }?;
+        self.mark("copy", String::new, 0.0, 2.0 * bytes as f64)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
-        // Every argument in its own eight bytes; a narrower one in the first of them (little-endian).
-        let mut slots: Vec<u64> = launch
-            .args
-            .iter()
-            .map(|arg| match *arg {
-                Arg::Buffer(buffer, offset) => buffer.pointer(offset),
-                Arg::Null => 0,
-                Arg::F32(x) => u64::from(x.to_bits()),
-                Arg::I32(x) => u64::from(x.cast_unsigned()),
-                Arg::U32(x) => u64::from(x),
-                Arg::I64(x) => x.cast_unsigned(),
-                Arg::U64(x) => x,
-            })
-            .collect();
+        // Every argument in a slot of its own, as wide as the widest; a narrower one in the first bytes of it
+        // (little-endian).
+        let word = |x: u64| Ok(TensorMap::of(x));
+        let slots = launch.args.iter().map(|arg| match *arg {
+            Arg::Buffer(buffer, offset) => word(buffer.pointer(offset)),
+            Arg::Null => word(0),
+            Arg::F32(x) => word(u64::from(x.to_bits())),
+            Arg::I32(x) => word(u64::from(x.cast_unsigned())),
+            Arg::U32(x) => word(u64::from(x)),
+            Arg::I64(x) => word(x.cast_unsigned()),
+            Arg::U64(x) => word(x),
+            Arg::Tiles(tiles) => self.tensor_map(&tiles),
+        });
+        let mut slots = slots.collect::<Result<Vec<TensorMap>>>()?;
         let mut pointers: Vec<*mut c_void> =
             slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
@@ -301,35 +443,37 @@ impl Backend for Live {
                     by,
                     bz,
                     launch.shared_bytes,
-                    self.stream,
+                    self.stream(),
                     pointers.as_mut_ptr(),
                     std::ptr::null_mut()
                 )
             )
-        }
+        }?;
+        self.mark(launch.unit.name, String::new, launch.flops, launch.moved_bytes)
     }
 
     fn matmul(&self, spec: &Matmul, pointers: [u64; 3], workspace: u64) -> Result<()> {
         self.enter()?;
         // SAFETY: the context is current; `Gpu` checks that the matrices lie in live blocks of this device, and
         // the workspace is used by this stream alone.
-        unsafe { self.products.enqueue(spec, pointers, workspace, self.stream) }
-            .map_err(|error| self.name_kernel(error))
+        unsafe { self.products.enqueue(spec, pointers, workspace, self.stream()) }
+            .map_err(|error| self.name_kernel(error))?;
+        self.mark("matmul", || spec.to_string(), spec.flops(), spec.moved_bytes())
     }
 
     fn synchronize(&self) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream is alive.
-        unsafe { call!(self.driver, cuStreamSynchronize(self.stream)) }
+        unsafe { call!(self.driver, cuStreamSynchronize(self.stream())) }
     }
 
     fn elapsed_ms(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         self.enter()?;
         let (start, end) = (Event::new(&self.driver)?, Event::new(&self.driver)?);
-        start.record(self.stream)?;
+        start.record(self.stream())?;
         work()?;
         self.enter()?;
-        end.record(self.stream)?;
+        end.record(self.stream())?;
         let mut milliseconds = 0f32;
         // SAFETY: the event is alive and was recorded.
         unsafe { call!(self.driver, cuEventSynchronize(end.event)) }?;
@@ -377,9 +521,89 @@ impl Backend for Live {
         vec![self.driver.library(), self.compiler.library(), self.products.library()]
     }
 
+    fn start_capture(&self) -> Result<()> {
+        self.enter()?;
+        // Other threads may allocate meanwhile, and so may the work itself: nothing of that is captured.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
+        // SAFETY: the stream is alive and captures nothing: `Gpu` sees to that.
+        unsafe { call!(self.driver, cuStreamBeginCapture_v2(self.streams[0], mode)) }
+    }
+
+    fn end_capture(&self) -> Result<Exec> {
+        self.enter()?;
+        let (mut graph, mut exec) = (Handle::NULL, Handle::NULL);
+        // SAFETY: the argument points to a handle that lives through the call; the stream is alive.
+        unsafe { call!(self.driver, cuStreamEndCapture(self.streams[0], &mut graph)) }?;
+        let mut nodes = 0usize;
+        // SAFETY: the graph was just made; without a list the call only counts.
+        let counted = unsafe { call!(self.driver, cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes)) };
+        let made = counted.and_then(|()| {
+            // SAFETY: the argument points to a handle that lives through the call; the graph was just made.
+            unsafe { call!(self.driver, cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }
+        });
+        // SAFETY: the executable graph is a copy of this one, which nobody else knows.
+        unsafe { (self.driver.api.cuGraphDestroy)(graph) };
+        made?;
+        // SAFETY: graph and stream are alive.
+        unsafe { call!(self.driver, cuGraphUpload(exec, self.streams[0])) }?;
+        Ok(Exec { handle: exec, nodes })
+    }
+
+    fn launch_graph(&self, exec: Exec) -> Result<()> {
+        self.enter()?;
+        self.driver.note_kernel("a captured step");
+        // SAFETY: graph and stream are alive; `Graph` has checked that the addresses in it are still of the blocks that
+        // they were of.
+        unsafe { call!(self.driver, cuGraphLaunch(exec.handle, self.streams[0])) }?;
+        self.mark("graph", String::new, 0.0, 0.0)
+    }
+
+    fn destroy_graph(&self, exec: Exec) {
+        // SAFETY: made by `end_capture` and destroyed once; the driver waits for launches that are under way.
+        unsafe { (self.driver.api.cuGraphExecDestroy)(exec.handle) };
+    }
+
+    fn fork(&self) -> Result<()> {
+        self.enter()?;
+        let [first, second] = self.streams;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuEventRecord(self.forked, first)) }?;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuStreamWaitEvent(second, self.forked, 0)) }?;
+        self.on_second.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn unfork(&self, slot: usize) -> Result<()> {
+        self.enter()?;
+        self.on_second.store(false, Ordering::Relaxed);
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuEventRecord(self.finished[slot], self.streams[1])) }
+    }
+
+    fn join(&self, slot: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { call!(self.driver, cuStreamWaitEvent(self.streams[0], self.finished[slot], 0)) }
+    }
+
+    fn profile(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Timing>> {
+        /// Longer than the host needs to enqueue what the driver takes before it makes the host wait.
+        const HELD_BACK_NS: u64 = 60_000_000;
+        let hold = Launch::new(&HOLD_BACK, [1; 3], [1; 3]).arg(Arg::U64(HELD_BACK_NS));
+        self.launch(&hold)?;
+        *lock(&self.marks) = Some(Vec::new());
+        let begun = self.mark("begin", String::new, 0.0, 0.0);
+        let done = begun.and_then(|()| work());
+        let marks = lock(&self.marks).take().unwrap_or_default();
+        self.synchronize()?;
+        let timings = self.timings(marks)?;
+        done.map(|()| timings)
+    }
+
     fn tune(&self, gpu: &Gpu, specs: &[Matmul]) -> Result<Vec<Tuning>> {
         self.enter()?;
-        self.products.tune(gpu, specs, self.stream).map_err(|error| self.name_kernel(error))
+        self.products.tune(gpu, specs, self.stream()).map_err(|error| self.name_kernel(error))
     }
 }
 

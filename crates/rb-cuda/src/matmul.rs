@@ -82,6 +82,19 @@ impl Matmul {
         }
     }
 
+    /// Floating-point operations.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
+    }
+
+    /// Bytes of operands and result, each read or written once.
+    pub fn moved_bytes(&self) -> f64 {
+        let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let passes = if self.beta == 0.0 { 1.0 } else { 2.0 };
+        let (ab, c) = (self.ab.size_bytes() as f64, self.c.size_bytes() as f64);
+        self.batch as f64 * ((m * k + k * n) * ab + m * n * c * passes)
+    }
+
     /// Bytes that A, B and C reach over, from their first.
     pub(crate) fn spans(&self) -> Option<[usize; 3]> {
         let span = |rows: usize, cols: usize, stride: usize, of: MatrixType| {
@@ -176,6 +189,7 @@ impl Gpu {
         for (place, bytes) in [a, b, c].iter().zip(spans) {
             place.buffer.check(place.offset_bytes, bytes)?;
         }
+        self.note_use(&[a.buffer, b.buffer, c.buffer]);
         self.count("matmul");
         self.note_matmul(spec);
         let workspace = self.workspace()?;

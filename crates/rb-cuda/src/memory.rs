@@ -36,6 +36,26 @@ pub(crate) trait Segments {
 struct Live {
     bytes: usize,
     holder: &'static str,
+    /// No two blocks have the same, however their places are reused.
+    serial: u64,
+}
+
+/// What a recorded piece of work needs of memory when it is run again: see [`Pool::still_holds`].
+#[derive(Debug, Default)]
+pub(crate) struct Footprint {
+    /// Where the blocks were that the work took, as sorted ranges that do not touch.
+    scratch: Vec<(u64, u64)>,
+    /// Blocks that the work took and that were alive at its end, by serial.
+    kept: BTreeSet<u64>,
+    /// Blocks that the work used and did not take: start and serial.
+    used: Vec<(u64, u64)>,
+}
+
+#[derive(Debug)]
+struct Recording {
+    first_serial: u64,
+    taken: Vec<(u64, u64)>,
+    used: BTreeSet<u64>,
 }
 
 /// The allocator's book.
@@ -54,6 +74,8 @@ pub(crate) struct Pool {
     peak: usize,
     by_holder: BTreeMap<&'static str, usize>,
     peak_holders: BTreeMap<&'static str, usize>,
+    next_serial: u64,
+    recording: Option<Recording>,
 }
 
 impl Pool {
@@ -69,6 +91,8 @@ impl Pool {
             peak: 0,
             by_holder: BTreeMap::new(),
             peak_holders: BTreeMap::new(),
+            next_serial: 0,
+            recording: None,
         }
     }
 
@@ -89,7 +113,12 @@ impl Pool {
         if size > bytes {
             self.insert_free(start + bytes as u64, size - bytes);
         }
-        self.live.insert(start, Live { bytes, holder });
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.live.insert(start, Live { bytes, holder, serial });
+        if let Some(recording) = &mut self.recording {
+            recording.taken.push((start, start + bytes as u64));
+        }
         self.in_use += bytes;
         *self.by_holder.entry(holder).or_default() += bytes;
         if self.in_use > self.peak {
@@ -135,7 +164,7 @@ impl Pool {
 
     /// Gives a block back and joins it with free neighbours of its segment.
     pub(crate) fn give_back(&mut self, start: u64) {
-        let Some(Live { bytes, holder }) = self.live.remove(&start) else {
+        let Some(Live { bytes, holder, .. }) = self.live.remove(&start) else {
             debug_assert!(false, "a block is given back twice");
             return;
         };
@@ -162,6 +191,62 @@ impl Pool {
             (first, size) = (s, size + b);
         }
         self.insert_free(first, size);
+    }
+
+    /// Notes from now on which blocks are taken and used.
+    pub(crate) fn start_recording(&mut self) {
+        let first_serial = self.next_serial;
+        self.recording = Some(Recording { first_serial, taken: Vec::new(), used: BTreeSet::new() });
+    }
+
+    /// Notes that the block at `start` is used by the work that is recorded.
+    pub(crate) fn note_use(&mut self, start: u64) {
+        if let Some(recording) = &mut self.recording {
+            recording.used.insert(start);
+        }
+    }
+
+    /// Ends the recording. A block that was there before and was given back meanwhile makes a footprint that does not
+    /// hold.
+    pub(crate) fn end_recording(&mut self) -> Footprint {
+        let Some(Recording { first_serial, mut taken, used }) = self.recording.take() else {
+            return Footprint::default();
+        };
+        taken.sort_unstable();
+        let mut scratch: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in taken {
+            match scratch.last_mut() {
+                Some((_, last)) if start <= *last => *last = end.max(*last),
+                _ => scratch.push((start, end)),
+            }
+        }
+        let fresh = |live: &&Live| live.serial >= first_serial;
+        let kept = self.live.values().filter(fresh).map(|live| live.serial).collect();
+        let inside = |at: u64| scratch.iter().any(|&(start, end)| (start..end).contains(&at));
+        let used = used
+            .into_iter()
+            .filter_map(|start| match self.live.get(&start) {
+                Some(live) if live.serial >= first_serial => None,
+                Some(live) => Some((start, live.serial)),
+                // Taken and given back by the work itself, or gone: then the serial is of no block.
+                None if inside(start) => None,
+                None => Some((start, u64::MAX)),
+            })
+            .collect();
+        Footprint { scratch, kept, used }
+    }
+
+    /// Whether the recorded work may run again: every block that it used is still the same block, and nobody else
+    /// has a block where it writes.
+    pub(crate) fn still_holds(&self, footprint: &Footprint) -> bool {
+        let same = |&(start, serial): &(u64, u64)| self.live.get(&start).is_some_and(|l| l.serial == serial);
+        let apart = |(&start, live): (&u64, &Live)| {
+            let end = start + live.bytes as u64;
+            let next = footprint.scratch.partition_point(|&(_, scratch_end)| scratch_end <= start);
+            footprint.kept.contains(&live.serial)
+                || footprint.scratch.get(next).is_none_or(|&(scratch_start, _)| scratch_start >= end)
+        };
+        footprint.used.iter().all(same) && self.live.iter().all(apart)
     }
 
     pub(crate) fn reset_peak(&mut self) {
@@ -246,6 +331,35 @@ mod tests {
             assert!(message.contains(part), "{message}");
         }
         assert!(pool.stats().reserved <= 100 << 20);
+    }
+
+    #[test]
+    fn recorded_work_runs_again_only_where_its_memory_is_its_own() {
+        let (mut pool, from) = (Pool::new(usize::MAX), fake());
+        let weights = pool.take(1 << 20, "weights", &from).unwrap();
+        let other = pool.take(1 << 20, "other", &from).unwrap();
+        pool.start_recording();
+        let scratch = pool.take(2 << 20, "scratch", &from).unwrap();
+        let loss = pool.take(4, "loss", &from).unwrap();
+        for start in [weights, scratch, loss] {
+            pool.note_use(start);
+        }
+        pool.give_back(scratch);
+        let footprint = pool.end_recording();
+        assert!(pool.still_holds(&footprint));
+        // Free memory may be used between two runs, and blocks elsewhere may come and go.
+        let between = pool.take(2 << 20, "evaluation", &from).unwrap();
+        assert_eq!(between, scratch);
+        assert!(!pool.still_holds(&footprint), "a block where the work writes");
+        pool.give_back(between);
+        pool.give_back(other);
+        assert!(pool.still_holds(&footprint));
+        // The same place, but another block.
+        pool.give_back(loss);
+        let taken = pool.take(4, "loss", &from).unwrap();
+        assert!(taken != loss || !pool.still_holds(&footprint));
+        pool.give_back(weights);
+        assert!(!pool.still_holds(&footprint), "weights are gone");
     }
 
     proptest! {

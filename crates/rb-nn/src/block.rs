@@ -17,6 +17,27 @@ pub enum Recompute {
     Block,
 }
 
+/// A residual stream whose last branch may not be added yet.
+pub struct Stream<'t> {
+    /// The stream `[B, T, C]`.
+    pub x: Var<'t>,
+    /// What is to be added.
+    pub branch: Option<Var<'t>>,
+}
+
+impl<'t> Stream<'t> {
+    /// The stream with its branch added, and that normalised.
+    pub fn normed(self, tape: &'t Tape<'t>, norm: &RmsNorm) -> Result<(Var<'t>, Var<'t>)> {
+        match self.branch {
+            Some(branch) => norm.forward_sum(tape, &self.x, &branch),
+            None => {
+                let normed = norm.forward(tape, &self.x)?;
+                Ok((self.x, normed))
+            }
+        }
+    }
+}
+
 /// One layer: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderBlock {
@@ -71,6 +92,22 @@ impl DecoderBlock {
                 })?)
             }
         }
+    }
+
+    /// As [`DecoderBlock::forward`] without recomputation, with sums left to the norms that follow them.
+    pub fn forward_stream<'t>(
+        &self,
+        tape: &'t Tape<'t>,
+        stream: Stream<'t>,
+        cx: &AttentionContext<'_>,
+    ) -> Result<Stream<'t>> {
+        let (x, normed) = stream.normed(tape, &self.input_norm)?;
+        let branch = Some(self.attention.forward(tape, &normed, cx)?);
+        let (x, mut normed) = Stream { x, branch }.normed(tape, &self.post_norm)?;
+        if active(Defect::DetachedBranch) {
+            normed = tape.constant(normed.detach());
+        }
+        Ok(Stream { x, branch: Some(self.mlp.forward(tape, &normed)?) })
     }
 
     fn attend<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>, cx: &AttentionContext<'_>) -> Result<Var<'t>> {

@@ -26,7 +26,7 @@ mod rope;
 pub mod weights;
 
 pub use attention::{AttentionContext, SelfAttention};
-pub use block::{DecoderBlock, Recompute};
+pub use block::{DecoderBlock, Recompute, Stream};
 pub use config::{LlamaConfig, RopeScaling};
 pub use embedding::Embedding;
 pub use error::{NnError, Result};

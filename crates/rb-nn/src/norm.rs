@@ -21,6 +21,17 @@ impl RmsNorm {
         Ok(RmsNorm { weight: builder.param(format!("{name}.weight"), [width], Init::Ones)?, eps })
     }
 
+    /// `h = x + branch`, and `h` normalised, in one pass on a GPU.
+    pub fn forward_sum<'t>(
+        &self,
+        tape: &'t Tape<'t>,
+        x: &Var<'t>,
+        branch: &Var<'t>,
+    ) -> Result<(Var<'t>, Var<'t>)> {
+        let weight = tape.param_full(self.weight)?;
+        Ok(ops::add_rms_norm(x, branch, &weight, self.eps, tape.compute_dtype())?)
+    }
+
     /// Normalises each row.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let weight = tape.param_full(self.weight)?;

@@ -61,7 +61,8 @@ impl AdamW {
         Ok(AdamW { config, state: State::new(NAME, ["exp_avg", "exp_avg_sq"], params)? })
     }
 
-    fn update(&self, lr: f64) -> AdamWUpdate {
+    fn update(&self) -> AdamWUpdate {
+        let lr = self.state.rate();
         let AdamWConfig { beta1, beta2, eps, weight_decay } = self.config;
         let corrected = !active(Defect::BiasCorrectionMissing);
         let t = if corrected { (self.state.steps + 1) as f64 } else { f64::INFINITY };
@@ -94,20 +95,24 @@ impl Optimizer for AdamW {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        let update = self.update(lr);
-        self.state.run(&update, params, grads, lr, GradScale::Fixed(grad_scale)).map(drop)
+        self.state.set_rate(lr)?;
+        let update = self.update();
+        self.state.run(&update, params, grads, GradScale::Fixed(grad_scale)).map(drop)
     }
 
-    fn clipped_step(
+    fn set_rate(&mut self, lr: f64) -> Result<()> {
+        self.state.set_rate(lr)
+    }
+
+    fn rated_step(
         &mut self,
         params: &mut ParamStore,
         grads: &mut GradStore,
-        lr: f64,
         max_norm: f64,
         loss: &Tensor,
     ) -> Result<Tensor> {
-        let update = self.update(lr);
-        self.state.run(&update, params, grads, lr, GradScale::Clip { max_norm, loss })
+        let update = self.update();
+        self.state.run(&update, params, grads, GradScale::Clip { max_norm, loss })
     }
 
     fn halt_on_non_finite(&mut self, halt: bool) {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rb_autograd::{GradStore, Layout, ParamStore, cuda};
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
-use rb_tensor::{Arena, DType, Device, Tensor, TensorError};
+use rb_tensor::{Arena, DType, Device, Shape, Tensor, TensorError};
 
 use crate::Result;
 use crate::update::GradScale;
@@ -30,17 +30,27 @@ pub(crate) struct CudaState {
     control: Tensor,
     /// Steps done, halted, steps left out, as three 64-bit integers.
     counters: Arena,
+    /// The learning rate of the next step, f64: it changes while the work that reads it may be captured.
+    rate: Arena,
 }
 
 impl CudaState {
     pub(crate) fn new(gpu: Gpu) -> Result<CudaState> {
         let _holder = gpu.holding("optimizer");
         let device = Device::Cuda(gpu);
-        let control = Tensor::zeros([8], DType::F32, device)?;
-        Ok(CudaState { gpu, control, counters: Arena::zeros("optimizer counters", 6, DType::I32, device)? })
+        Ok(CudaState {
+            gpu,
+            control: Tensor::zeros([8], DType::F32, device)?,
+            counters: Arena::zeros("optimizer counters", 6, DType::I32, device)?,
+            rate: Arena::zeros("learning rate", 1, DType::F64, device)?,
+        })
     }
 
-    /// Enqueues one step; gives the norm.
+    pub(crate) fn set_rate(&mut self, lr: f64) -> Result<()> {
+        Ok(self.rate.write(0, &Tensor::from_vec(vec![lr], [1])?)?)
+    }
+
+    /// Enqueues one step at the rate that was set; gives the norm.
     pub(crate) fn run<const N: usize>(
         &self,
         update: &CudaUpdate,
@@ -48,21 +58,24 @@ impl CudaState {
         params: &mut ParamStore,
         grads: &GradStore,
         state: &mut [Arena; N],
-        (lr, scale, halt): (f64, GradScale<'_>, bool),
+        (scale, halt): (GradScale<'_>, bool),
     ) -> Result<Tensor> {
         let parts = grads.sum_of_squares_parts()?;
         let (factor, max_norm, loss) = match scale {
             GradScale::Fixed(factor) => (factor, 0.0, None),
             GradScale::Clip { max_norm, loss } => (1.0, max_norm, Some(loss)),
         };
-        let counters = self.counters.view(0, [6])?;
+        let (counters, rate) = (self.counters.view(0, [6])?, self.rate.view(0, [1])?);
+        let norm = cuda::output(self.gpu, &Shape::default(), DType::F32)?;
         let mut launch = Launch::new(&CONTROL, [1, 1, 1], [256, 1, 1])
             .arg(parts.arg()?)
             .arg(Arg::I32(parts.numel() as i32))
             .arg(loss.map_or(Ok(Arg::Null), Tensor::arg)?)
             .arg(self.control.arg()?)
-            .arg(counters.arg()?);
-        for number in [lr, factor, max_norm, update.weight_decay, update.beta1, update.beta2] {
+            .arg(counters.arg()?)
+            .arg(norm.arg()?)
+            .arg(rate.arg()?);
+        for number in [factor, max_norm, update.weight_decay, update.beta1, update.beta2] {
             launch = launch.arg(Arg::U64(number.to_bits()));
         }
         cuda::launch_on(self.gpu, launch.arg(Arg::I32(i32::from(halt))))?;
@@ -90,10 +103,11 @@ impl CudaState {
             for &constant in &update.constants {
                 launch = launch.arg(Arg::F32(constant));
             }
-            cuda::launch_on(self.gpu, launch.arg(Arg::I64(groups as i64)))?;
+            let read_and_written = 2 * (p.size_bytes() + s.iter().map(Tensor::size_bytes).sum::<usize>());
+            let moved = g.size_bytes() + read_and_written + w.as_ref().map_or(0, Tensor::size_bytes);
+            cuda::launch_on(self.gpu, launch.arg(Arg::I64(groups as i64)).moves(moved))?;
         }
-        // A copy: the next step writes its own norm before this one may have been read.
-        Ok(self.control.narrow(5, 1)?.to_owned_copy()?)
+        Ok(norm)
     }
 
     pub(crate) fn steps_done(&self) -> Result<u64> {

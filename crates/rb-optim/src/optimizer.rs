@@ -41,6 +41,28 @@ pub trait Optimizer: Send {
         lr: f64,
         max_norm: f64,
         loss: &Tensor,
+    ) -> Result<Tensor> {
+        self.set_rate(lr)?;
+        self.rated_step(params, grads, max_norm, loss)
+    }
+
+    /// Sets the learning rate of the steps that follow; on a GPU also of steps that were captured before.
+    ///
+    /// # Errors
+    /// An `lr` that is negative or not finite.
+    fn set_rate(&mut self, lr: f64) -> Result<()>;
+
+    /// As [`Optimizer::clipped_step`] at the rate that was set. On a GPU it copies nothing from the host, so that it can be
+    /// captured.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    fn rated_step(
+        &mut self,
+        params: &mut ParamStore,
+        grads: &mut GradStore,
+        max_norm: f64,
+        loss: &Tensor,
     ) -> Result<Tensor>;
 
     /// On a GPU, where a norm is read after later steps were enqueued: whether the first norm that is not finite

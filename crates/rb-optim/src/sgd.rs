@@ -53,7 +53,8 @@ impl Sgd {
         Ok(Sgd { config, state: State::new(NAME, ["momentum_buffer"], params)? })
     }
 
-    fn update(&self, lr: f64) -> SgdUpdate {
+    fn update(&self) -> SgdUpdate {
+        let lr = self.state.rate();
         let SgdConfig { momentum, weight_decay } = self.config;
         SgdUpdate { keep: 1.0 - lr * weight_decay, momentum, lr, weight_decay }
     }
@@ -76,20 +77,24 @@ impl Optimizer for Sgd {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        let update = self.update(lr);
-        self.state.run(&update, params, grads, lr, GradScale::Fixed(grad_scale)).map(drop)
+        self.state.set_rate(lr)?;
+        let update = self.update();
+        self.state.run(&update, params, grads, GradScale::Fixed(grad_scale)).map(drop)
     }
 
-    fn clipped_step(
+    fn set_rate(&mut self, lr: f64) -> Result<()> {
+        self.state.set_rate(lr)
+    }
+
+    fn rated_step(
         &mut self,
         params: &mut ParamStore,
         grads: &mut GradStore,
-        lr: f64,
         max_norm: f64,
         loss: &Tensor,
     ) -> Result<Tensor> {
-        let update = self.update(lr);
-        self.state.run(&update, params, grads, lr, GradScale::Clip { max_norm, loss })
+        let update = self.update();
+        self.state.run(&update, params, grads, GradScale::Clip { max_norm, loss })
     }
 
     fn halt_on_non_finite(&mut self, halt: bool) {

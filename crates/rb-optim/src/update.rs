@@ -66,6 +66,8 @@ pub(crate) struct State<const N: usize> {
     alive: Vec<bool>,
     /// Steps since this was made.
     seen: u64,
+    /// Learning rate of the next step.
+    rate: f64,
     cuda: Option<CudaState>,
 }
 
@@ -84,19 +86,24 @@ impl<const N: usize> State<N> {
         let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
         let cuda = weights.device().gpu().map(CudaState::new).transpose()?;
         let alive = vec![false; layout.parts().count()];
-        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, alive, seen: 0, cuda })
+        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, alive, seen: 0, rate: 0.0, cuda })
+    }
+
+    /// The learning rate of the next step.
+    pub(crate) fn set_rate(&mut self, lr: f64) -> Result<()> {
+        require(lr.is_finite() && lr >= 0.0, self.optimizer, "lr", lr, "a finite number of at least 0")?;
+        self.rate = lr;
+        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.set_rate(lr))
+    }
+
+    /// See [`State::set_rate`].
+    pub(crate) fn rate(&self) -> f64 {
+        self.rate
     }
 
     /// Everything that may forbid a step, checked before anything changes.
-    pub(crate) fn check(
-        &self,
-        params: &ParamStore,
-        grads: &GradStore,
-        lr: f64,
-        grad_scale: f64,
-    ) -> Result<()> {
+    pub(crate) fn check(&self, params: &ParamStore, grads: &GradStore, grad_scale: f64) -> Result<()> {
         let finite = "a finite number";
-        require(lr.is_finite() && lr >= 0.0, self.optimizer, "lr", lr, "a finite number of at least 0")?;
         require(grad_scale.is_finite(), self.optimizer, "grad_scale", grad_scale, finite)?;
         if params.layout() != &self.layout {
             return Err(AutogradError::LayoutMismatch { what: "the optimizer state" }.into());
@@ -114,20 +121,13 @@ impl<const N: usize> State<N> {
         update: &impl Update<N>,
         params: &mut ParamStore,
         grads: &mut GradStore,
-        lr: f64,
         scale: GradScale<'_>,
     ) -> Result<Tensor> {
         let fixed = if let GradScale::Fixed(factor) = scale { factor } else { 1.0 };
-        self.check(params, grads, lr, fixed)?;
+        self.check(params, grads, fixed)?;
         if let Some(cuda) = &self.cuda {
-            let norm = cuda.run(
-                &update.cuda(),
-                &self.layout,
-                params,
-                grads,
-                &mut self.arenas,
-                (lr, scale, self.halt),
-            )?;
+            let norm =
+                cuda.run(&update.cuda(), &self.layout, params, grads, &mut self.arenas, (scale, self.halt))?;
             grads.mark_stale();
             return Ok(norm);
         }

@@ -50,6 +50,21 @@ impl Tensor {
         Ok(Tensor { storage: Arc::new(Storage::uninit(numel, dtype, device)?), offset: 0, shape })
     }
 
+    /// One f32 value in every place; on a GPU without a copy from the host.
+    pub fn filled(shape: impl Into<Shape>, value: f32, device: Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let numel = shape.checked_numel("filled")?;
+        match device {
+            Device::Cpu => Tensor::from_vec(vec![value; numel], shape),
+            Device::Cuda(gpu) => {
+                let tensor = Tensor::uninit(shape, DType::F32, device)?;
+                let place = tensor.place()?;
+                gpu.fill(place.buffer, place.offset_bytes, numel, value.to_bits())?;
+                Ok(tensor)
+            }
+        }
+    }
+
     /// The same values on another device; shares the buffer where they are there already. Reading from a GPU
     /// waits for all work before.
     pub fn to_device(&self, device: Device) -> Result<Tensor> {

@@ -56,6 +56,9 @@ pub struct RunSection {
     /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
     /// library. Bits repeat as long as that file stays.
     pub tune_products: bool,
+    /// On a GPU, capture a step once and launch it whole from then on. Bits are those of steps launch by launch, which are
+    /// made where a step cannot be captured.
+    pub graph: bool,
     /// Most MiB of GPU memory that the run may take. Left out: what is free when it starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_memory_budget_mib: Option<u64>,
@@ -71,6 +74,7 @@ impl Default for RunSection {
             residual_dtype: WideDtype::Fp32,
             gradient_dtype: WideDtype::Fp32,
             tune_products: true,
+            graph: true,
             gpu_memory_budget_mib: None,
         }
     }

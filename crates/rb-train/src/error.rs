@@ -70,6 +70,12 @@ pub enum TrainError {
     Observe(#[from] crate::observe::ObserveError),
 }
 
+impl From<rb_cuda::CudaError> for TrainError {
+    fn from(error: rb_cuda::CudaError) -> Self {
+        TrainError::Tensor(error.into())
+    }
+}
+
 impl From<rb_data::atomic::FileError> for TrainError {
     fn from(error: rb_data::atomic::FileError) -> Self {
         TrainError::Observe(error.into())

@@ -5,6 +5,7 @@
 //! | [`config`] | the TOML file, overrides, errors that guess what was meant |
 //! | [`prepare`] | text to tokens |
 //! | [`step`] | the arithmetic of one step and one evaluation |
+//! | [`stepper`] | steps launch by launch, or captured once and replayed |
 //! | [`plan`] | what a step needs of a GPU, without one |
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
@@ -26,6 +27,7 @@ mod resume;
 pub mod run_dir;
 pub mod statistics;
 pub mod step;
+pub mod stepper;
 pub mod trainer;
 pub mod verify;
 

@@ -11,6 +11,7 @@ use rb_tensor::{DType, Device};
 
 use crate::config::{Config, Precision as PrecisionChoice, RecomputeChoice};
 use crate::step::{self, LossTerms};
+use crate::stepper::{Parts, Settings, Stepper};
 use crate::{Result, TrainError, trainer};
 
 /// Memory, kernels and products of one training step.
@@ -62,9 +63,16 @@ pub fn plan(
         LossTerms { label_smoothing: config.train.label_smoothing_factor, z_loss: config.train.z_loss };
     let mask = config.data.document_mask;
     let before: u64 = gpu.launches().values().sum();
-    let loss = step::forward_backward(&model, &params, &mut grads, &batches, mask, terms)?;
-    let limit = config.train.max_grad_norm;
-    drop(optimizer.clipped_step(&mut params, &mut grads, config.train.learning_rate, limit, &loss)?);
+    let settings = Settings {
+        document_mask: mask,
+        terms,
+        max_grad_norm: config.train.max_grad_norm,
+        lr: config.train.learning_rate,
+    };
+    let mut parts =
+        Parts { model: &model, params: &mut params, grads: &mut grads, optimizer: optimizer.as_mut() };
+    let mut stepper = Stepper::new(false);
+    drop(stepper.step(&mut parts, &batches, &settings)?);
     let launches = gpu.launches().values().sum::<u64>() - before;
     let memory = gpu.memory();
     if config.train.eval_steps != 0 {

@@ -50,7 +50,7 @@ pub fn model_input(
 }
 
 /// Kernels cannot raise an error, so what they index with is checked before it leaves the host.
-fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
+pub(crate) fn check_range(argument: &'static str, ids: &[i32], least: i32, bound: usize) -> Result<()> {
     let good = |id: i32| id == least || usize::try_from(id).is_ok_and(|id| id < bound);
     match ids.iter().position(|&id| !good(id)) {
         None => Ok(()),
@@ -78,17 +78,33 @@ pub fn forward_backward(
         if active(Defect::StepMeanOverPadding) { b.batch_size * b.seq_len } else { b.valid_tokens }
     };
     let valid: usize = batches.iter().map(count).sum();
-    let mut options = loss_options(valid, terms);
+    let options = |at: usize| match active(Defect::MeanOfMicroBatches) {
+        true => loss_options(batches[at].valid_tokens * batches.len(), terms),
+        false => loss_options(valid, terms),
+    };
+    let device = params.arena().device();
+    let vocab_size = model.config().vocab_size;
+    let inputs = batches.iter().map(|batch| model_input(batch, document_mask, vocab_size, device));
+    accumulate(model, params, grads, inputs, options)
+}
+
+/// As [`forward_backward`] from inputs and labels that are on the device of the weights, with the options of the loss
+/// by the number of the micro-batch.
+pub(crate) fn accumulate(
+    model: &CausalLm,
+    params: &ParamStore,
+    grads: &mut GradStore,
+    inputs: impl Iterator<Item = Result<(ModelInput, Tensor)>>,
+    options: impl Fn(usize) -> CrossEntropyOptions,
+) -> Result<Tensor> {
     let device = params.arena().device();
     grads.mark_stale();
     let (mut total, mut on_device) = (0.0, None);
-    for batch in batches {
-        let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, device)?;
-        if active(Defect::MeanOfMicroBatches) {
-            options = loss_options(batch.valid_tokens * batches.len(), terms);
-        }
+    for (at, input) in inputs.enumerate() {
+        let (input, labels) = input?;
+        let options = &options(at);
         let tape = Tape::new(params);
-        let loss = model.loss(&tape, &input, &labels, &options)?;
+        let loss = model.loss(&tape, &input, &labels, options)?;
         match (device, &on_device) {
             (Device::Cpu, _) => total += loss.detach().item()?,
             (_, None) => on_device = Some(loss.detach().to_owned_copy()?),
@@ -214,7 +230,7 @@ fn clip_in_place(grads: &mut GradStore, max_norm: f64) -> Result<()> {
     Ok(())
 }
 
-fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
+pub(crate) fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {
     CrossEntropyOptions {
         label_smoothing: terms.label_smoothing,
         z_loss: terms.z_loss,

@@ -21,6 +21,7 @@ use crate::observe::EventKind;
 use crate::prepare::{self, Data};
 use crate::run_dir::RunDir;
 use crate::step::{self, LossTerms};
+use crate::stepper::{Numbers, Parts, Settings, Stepper};
 use crate::{Result, TrainError};
 
 use observer::{Observer, StepNumbers};
@@ -38,6 +39,7 @@ pub struct Trainer {
     schedule: Schedule,
     guard: SpikeGuard,
     rollbacks: u32,
+    stepper: Stepper,
     observer: Observer,
     step: u64,
     tokens: u64,
@@ -179,6 +181,7 @@ impl Trainer {
         optimizer.halt_on_non_finite(t.on_non_finite == OnNonFinite::Stop);
         let schedule = schedule(&config);
         let guard = SpikeGuard::new(config.train.spike_zscore, config.train.spike_window);
+        let stepper = Stepper::new(config.run.graph);
         Ok(Trainer {
             config,
             run,
@@ -191,6 +194,7 @@ impl Trainer {
             schedule,
             guard,
             rollbacks: 0,
+            stepper,
             observer,
             step: 0,
             tokens: 0,
@@ -295,16 +299,33 @@ impl Trainer {
 
     /// Enqueues one step; its numbers are read by [`Trainer::settle`].
     fn train_step(&mut self, batches: Vec<Batch>) -> Result<()> {
-        let terms = self.loss_terms();
-        let mask = self.config.data.document_mask;
-        let loss = step::forward_backward(&self.model, &self.params, &mut self.grads, &batches, mask, terms)?;
-        self.write_statistics(&batches)?;
-        if self.spikes_before_the_update(&loss, &batches)? {
-            return Ok(());
-        }
         let lr = self.schedule.lr(self.step);
-        let limit = self.config.train.max_grad_norm;
-        let grad_norm = self.optimizer.clipped_step(&mut self.params, &mut self.grads, lr, limit, &loss)?;
+        let settings = Settings {
+            document_mask: self.config.data.document_mask,
+            terms: self.loss_terms(),
+            max_grad_norm: self.config.train.max_grad_norm,
+            lr,
+        };
+        let Numbers { loss, grad_norm } = if self.looks_before_the_update() {
+            let Settings { document_mask, terms, max_grad_norm, .. } = settings;
+            let (model, params, grads) = (&self.model, &self.params, &mut self.grads);
+            let loss = step::forward_backward(model, params, grads, &batches, document_mask, terms)?;
+            self.write_statistics(&batches)?;
+            if self.spikes_before_the_update(&loss, &batches)? {
+                return Ok(());
+            }
+            let (params, grads) = (&mut self.params, &mut self.grads);
+            let grad_norm = self.optimizer.clipped_step(params, grads, lr, max_grad_norm, &loss)?;
+            Numbers { loss, grad_norm }
+        } else {
+            let mut parts = Parts {
+                model: &self.model,
+                params: &mut self.params,
+                grads: &mut self.grads,
+                optimizer: self.optimizer.as_mut(),
+            };
+            self.stepper.step(&mut parts, &batches, &settings)?
+        };
         self.step += 1;
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();

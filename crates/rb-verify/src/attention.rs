@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 use rb_autograd::ops;
-use rb_autograd::ops::attention::{AttentionMask, AttentionOptions, AttentionPath, mma_reason};
+use rb_autograd::ops::attention::{AttentionMask, AttentionOptions, AttentionPath, mma_reason, wgmma_reason};
 use rb_autograd::ops::attention_packed::DeviceAttention;
 use rb_autograd::testing::{Case, Fill, random};
 use rb_cuda::{Gpu, GpuOptions, Unit};
@@ -184,11 +184,15 @@ fn shapes(quick: bool) -> Vec<Shape> {
     list
 }
 
-/// The paths of a card for one head size, and of all others the reason why they are absent.
-fn paths(gpu: Gpu, head_dim: usize) -> Vec<AttentionPath> {
+/// The paths of a card for a shape.
+fn paths(gpu: Gpu, shape: &Shape) -> Vec<AttentionPath> {
+    let capability = gpu.info().capability;
     let has = |path: &AttentionPath| match path {
         AttentionPath::Plain => true,
-        AttentionPath::Mma => mma_reason(gpu.info().capability, head_dim).is_none(),
+        AttentionPath::Mma => mma_reason(capability, shape.head_dim).is_none(),
+        AttentionPath::Wgmma => {
+            wgmma_reason(capability, shape.head_dim, shape.len, &shape.options()).is_none()
+        }
     };
     AttentionPath::ALL.into_iter().filter(has).collect()
 }
@@ -199,9 +203,10 @@ pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
     for d in [32, 64, 96, 128] {
         for batch in [1, 64] {
-            let documents = Shape { mask: Mask::Documents, ..Shape::new(batch, 65, [12, 4], d) };
-            for shape in [documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
-                for path in paths(gpu, d).into_iter().filter(|path| *path != AttentionPath::Plain) {
+            let causal = Shape::new(batch, 65, [12, 4], d);
+            let documents = Shape { mask: Mask::Documents, ..causal };
+            for shape in [causal, documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+                for path in paths(gpu, &shape).into_iter().filter(|path| *path != AttentionPath::Plain) {
                     run(gpu, &shape, path, &shape.inputs(0)?)?;
                 }
             }
@@ -214,7 +219,7 @@ pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
 fn units(capability: (u32, u32), quick: bool) -> Result<Vec<Unit>> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
     for shape in shapes(quick) {
-        for path in paths(gpu, shape.head_dim) {
+        for path in paths(gpu, &shape) {
             run(gpu, &shape, path, &shape.inputs(0)?)?;
         }
     }
@@ -245,7 +250,7 @@ pub fn verify_attention(gpu: Gpu, seed: u64, quick: bool) -> Result<Report> {
         let inputs = shape.inputs(seed)?;
         let truth = on_host(&shape, &inputs)?;
         let naive = naive(&shape, &inputs, |x| bf16::from_f32(x).to_f32())?;
-        for path in paths(gpu, shape.head_dim) {
+        for path in paths(gpu, &shape) {
             let before = gpu.launches().get(path.forward_kernel()).copied().unwrap_or(0);
             let got = run(gpu, &shape, path, &inputs)?;
             let result = results.entry(path).or_default();
@@ -537,17 +542,20 @@ mod tests {
     #[test]
     fn every_tile_is_listed_for_compilation() {
         let units = tile_units((12, 0)).unwrap();
-        // Four head sizes, two loads, with and without options, three kernels; no two alike.
-        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_mma")).count(), 48);
+        // Four head sizes, two loads, two masks and one with options, three kernels; no two alike.
+        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_mma")).count(), 72);
+        let units = tile_units((9, 0)).unwrap();
+        // Two head sizes, two loads, two masks, three kernels.
+        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_wgmma")).count(), 24);
     }
 
     #[test]
     fn every_path_of_a_card_is_compared_and_runs_its_kernel() {
-        for (capability, count) in [((8, 6), 2), ((9, 0), 2)] {
+        let shape = Shape::new(1, 65, [3, 1], 64);
+        for (capability, count) in [((8, 6), 2), ((9, 0), 3)] {
             let gpu = Gpu::dry(capability, &GpuOptions::default());
-            assert_eq!(paths(gpu, 64).len(), count);
-            for path in paths(gpu, 64) {
-                let shape = Shape::new(1, 65, [3, 1], 64);
+            assert_eq!(paths(gpu, &shape).len(), count);
+            for path in paths(gpu, &shape) {
                 run(gpu, &shape, path, &shape.inputs(0).unwrap()).unwrap();
                 assert_eq!(gpu.launches().get(path.forward_kernel()), Some(&1), "{}", path.name());
             }

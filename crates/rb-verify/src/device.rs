@@ -1,6 +1,8 @@
 //! A GPU against the host: every operation on odd shapes, every model variant, training, repeatability, resume,
 //! and proof that the kernels that were meant to run did run.
 
+mod captured;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
@@ -97,6 +99,7 @@ pub fn verify_device(
         push(&mut report, one(repeats(gpu, precision)?));
         push(&mut report, one(resumes(gpu, precision)?));
         push(&mut report, one(recomputes(gpu, precision)?));
+        push(&mut report, one(captured::captured(gpu, precision)?));
     }
     if full {
         push(&mut report, one(same_training(gpu)?));

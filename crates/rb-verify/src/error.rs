@@ -20,3 +20,9 @@ pub enum VerifyError {
     #[error(transparent)]
     Optim(#[from] rb_optim::OptimError),
 }
+
+impl From<rb_cuda::CudaError> for VerifyError {
+    fn from(error: rb_cuda::CudaError) -> Self {
+        VerifyError::Tensor(error.into())
+    }
+}

@@ -23,7 +23,7 @@ pub fn add<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     apply(Add, &[a, b])
 }
 
-struct Add;
+pub(super) struct Add;
 
 impl Op for Add {
     const NAME: &'static str = "add";

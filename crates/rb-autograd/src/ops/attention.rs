@@ -13,7 +13,8 @@
 //!   window of 0. A query that sees no key gets 0 and gives gradient 0.
 //! - **Kernels** `attention_fwd`, `attention_delta`, `attention_bwd_kv`, `attention_bwd_q` for heads of at most 256;
 //!   `attention_mma_fwd`, `attention_mma_bwd_kv`, `attention_mma_bwd_q` for bf16 heads of 32, 64, 96 or 128;
-//!   `attention/select.rs` chooses.
+//!   `attention_wgmma_fwd`, `attention_wgmma_bwd_q`, `attention_wgmma_bwd_kv` for bf16 heads of 64 or 128 without
+//!   options on Hopper; `attention/select.rs` chooses.
 //! - **Source** arXiv:1706.03762; arXiv:2205.14135 (no saved matrix); arXiv:2305.13245 (grouped heads);
 //!   arXiv:2310.06825 (window); arXiv:2408.00118 (cap);
 //!   PyTorch `scaled_dot_product_attention`, which aligns a causal mask at the start where `T != S`.
@@ -21,6 +22,7 @@
 pub(crate) mod cuda;
 mod options;
 mod select;
+mod wgmma;
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
@@ -33,6 +35,7 @@ use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
 
 pub use options::AttentionOptions;
 pub use select::{AttentionPath, mma_reason};
+pub use wgmma::wgmma_reason;
 
 /// Which keys each query may see.
 #[derive(Clone, Debug)]

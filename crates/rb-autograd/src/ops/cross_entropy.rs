@@ -53,6 +53,9 @@ pub struct CrossEntropyOptions {
     pub denominator: Denominator,
     /// A factor for the loss of each row, of the labels' shape, any float type.
     pub row_weights: Option<Tensor>,
+    /// A factor for the sum of row losses in place of `1 / denominator`: one f32 on the device of the logits, read when
+    /// the work runs, so that it may change between launches of captured work.
+    pub factor: Option<Tensor>,
 }
 
 impl Default for CrossEntropyOptions {
@@ -64,6 +67,7 @@ impl Default for CrossEntropyOptions {
             z_loss: 0.0,
             denominator: Denominator::ValidTokens,
             row_weights: None,
+            factor: None,
         }
     }
 }
@@ -87,6 +91,8 @@ struct CrossEntropy {
     smoothing: f64,
     z_loss: f64,
     denominator: f64,
+    /// In place of the denominator.
+    factor: Option<Tensor>,
 }
 
 saved!(
@@ -120,7 +126,13 @@ impl CrossEntropy {
                 return Err(AutogradError::IndexOutOfRange { op, argument, position, index, bound: classes });
             }
         }
+        if let Some(factor) = &options.factor
+            && (factor.numel(), factor.dtype()) != (1, DType::F32)
+        {
+            return argument("factor", format!("{} {}", factor.dtype(), factor.shape()), "one f32");
+        }
         let denominator = match options.denominator {
+            _ if options.factor.is_some() => 1.0,
             Denominator::Fixed(n) if n.is_finite() && n > 0.0 => n,
             Denominator::Fixed(n) => {
                 return argument("denominator", n.to_string(), "a finite number above 0");
@@ -148,6 +160,7 @@ impl CrossEntropy {
             smoothing: options.label_smoothing,
             z_loss: options.z_loss,
             denominator,
+            factor: options.factor.clone(),
         })
     }
 
@@ -155,9 +168,15 @@ impl CrossEntropy {
     fn on(mut self, device: Device) -> Result<CrossEntropy> {
         self.labels = self.labels.to_device(device)?;
         let dtype = if device == Device::Cpu { DType::F64 } else { DType::F32 };
+        self.factor = self.factor.map(|factor| factor.to_device(device)).transpose()?;
         let placed = self.weights.map(|w| w.to_dtype(dtype)?.to_device(device));
         self.weights = placed.transpose()?;
         Ok(self)
+    }
+
+    /// What the sum of row losses is multiplied by, on the host.
+    fn host_factor(&self) -> Result<f64> {
+        Ok(self.factor.as_ref().map_or(Ok(1.0), Tensor::item)?)
     }
 
     /// Weights of the rows on the host; empty without weights.
@@ -216,7 +235,11 @@ impl Op for CrossEntropy {
         let weights = self.host_weights()?;
         let weight = |row: usize| weights.get(row).copied().unwrap_or(1.0);
         let terms = losses.iter().enumerate().map(|(row, loss)| loss.to_f64() * weight(row));
-        Ok((Tensor::scalar(T::from_f64(terms.sum::<f64>() / self.denominator)), saved))
+        let loss = match self.factor {
+            Some(_) => terms.sum::<f64>() * self.host_factor()?,
+            None => terms.sum::<f64>() / self.denominator,
+        };
+        Ok((Tensor::scalar(T::from_f64(loss)), saved))
     }
 
     fn host_backward<T: Float>(
@@ -230,6 +253,10 @@ impl Op for CrossEntropy {
         let columns = logits.shape().last();
         let dy = dy.as_slice::<T>()?[0].to_f64();
         let weights = self.host_weights()?;
+        let dy = match self.factor {
+            Some(_) => dy * self.host_factor()?,
+            None => dy / self.denominator,
+        };
         let weight = |row: usize| weights.get(row).copied().unwrap_or(1.0);
         // Turns a row of scores into its gradient in place.
         let differentiate = |row: usize, x: &mut [T]| {
@@ -244,7 +271,7 @@ impl Op for CrossEntropy {
             // would have lost its digits.
             classes[label as usize] = T::NEG_INFINITY;
             let others = softmax::exp_in_place(classes, max[row]) / sum[row];
-            let factor = T::from_f64(dy / self.denominator * weight(row));
+            let factor = T::from_f64(dy * weight(row));
             let z = T::from_f64(2.0 * self.z_loss) * (max[row] + sum[row].ln());
             let even = T::from_f64(self.smoothing / self.classes as f64);
             let scale = (T::ONE + z) / sum[row];
@@ -301,6 +328,13 @@ pub fn cases() -> Vec<Case> {
             CrossEntropyOptions { denominator: Denominator::Fixed(3.0), ..default() },
         ),
         case("row weights", 4, 9, 0, CrossEntropyOptions { row_weights: weights, ..default() }),
+        case(
+            "a factor",
+            6,
+            31,
+            1,
+            CrossEntropyOptions { factor: Some(Tensor::scalar(0.3f32)), ..default() },
+        ),
         case(
             "everything",
             11,

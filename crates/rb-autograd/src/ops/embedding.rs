@@ -5,7 +5,7 @@
 //! - **Dtypes** `weight` any float type, `ids` i32.
 //! - **Backward** `dweight[v] = sum(dy[i])` over all `i` with `ids[i] = v`, in order of `i`: no atomics.
 //! - **Saves** `ids` (shared).
-//! - **Kernels** `embedding_fwd`, `embedding_bwd`.
+//! - **Kernels** `embedding_fwd`, `embedding_mark`, `embedding_bwd`.
 //! - **Errors** `IndexOutOfRange` for an id outside `0..num_embeddings`; `ShapeError` if `weight` is not `[V, C]`
 //!   with `V >= num_embeddings`; `DType` if `ids` is not i32.
 //! - **Source** PyTorch `torch.nn.functional.embedding`.
@@ -148,22 +148,38 @@ impl Op for Embedding {
             if dw.numel() == 0 {
                 return Ok(());
             }
-            let grid = [dw.shape()[0] as u32, c.div_ceil(1024) as u32, 1];
+            let (rows, tokens) = (dw.shape()[0], saved.ids.numel());
+            // For each row of the table a bit for each of 64 chunks of the tokens: in which of them it occurs.
+            let chunk = tokens.div_ceil(64).next_multiple_of(256).max(256);
+            let marks = Tensor::zeros([2 * rows], DType::I32, Device::Cuda(gpu))?;
+            if tokens > 0 {
+                let launch = Launch::for_items(&EMBEDDING_MARK, tokens, 256)
+                    .arg(saved.ids.arg()?)
+                    .arg(marks.arg()?)
+                    .arg(Arg::I64(tokens as i64))
+                    .arg(Arg::I64(chunk as i64))
+                    .arg(Arg::I32(rows as i32));
+                cuda::launch_on(gpu, launch)?;
+            }
+            let grid = [rows as u32, c.div_ceil(1024) as u32, 1];
             let launch = Launch::new(&EMBEDDING_BWD, grid, [256, 1, 1])
                 .define("TW", dw.dtype().cuda_name())
                 .define("TY", dy.dtype().cuda_name())
                 .define("C", c)
                 .define("BETA", beta.define())
                 .arg(saved.ids.arg()?)
+                .arg(marks.arg()?)
                 .arg(dy.arg()?)
                 .arg(dw.arg()?)
-                .arg(Arg::I64(saved.ids.numel() as i64));
-            cuda::launch_on(gpu, launch)
+                .arg(Arg::I64(tokens as i64))
+                .arg(Arg::I64(chunk as i64));
+            cuda::launch_on(gpu, launch.moves(dy.size_bytes()))
         })
     }
 }
 
 const EMBEDDING_FWD: Kernel = kernel!("embedding_fwd");
+const EMBEDDING_MARK: Kernel = kernel!("embedding_mark");
 const EMBEDDING_BWD: Kernel = kernel!("embedding_bwd");
 
 /// Cases for gradient checks and device comparisons.

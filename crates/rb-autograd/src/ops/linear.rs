@@ -113,11 +113,19 @@ impl Op for Linear {
     ) -> Result<()> {
         let LinearSaved { x, weight } = &saved;
         let (n, k, m) = (weight.shape()[0], weight.shape()[1], dy.shape().rows());
-        grads.write_cuda(gpu, 0, |dx, beta| Product::new(m, k, n).run(gpu, &dy, weight, dx, beta))?;
-        grads.write_cuda(gpu, 1, |dw, beta| {
-            Product::new(n, k, m).a_transposed().run(gpu, &dy, x, dw, beta)
-        })?;
-        grads.write_cuda(gpu, 2, |db, beta| cuda::column_sums(gpu, &dy, m, n, db, beta))
+        let weights = |grads: &mut GradSinks<'_>| {
+            grads.write_cuda(gpu, 1, |dw, beta| {
+                Product::new(n, k, m).a_transposed().run(gpu, &dy, x, dw, beta)
+            })?;
+            grads.write_cuda(gpu, 2, |db, beta| cuda::column_sums(gpu, &dy, m, n, db, beta))
+        };
+        // Nothing in the backward pass waits for a parameter's gradient.
+        if m <= cuda::BESIDE_ROWS && grads.goes_to_store(1) {
+            gpu.beside((dy.clone(), x.clone()), || weights(grads))?;
+        } else {
+            weights(grads)?;
+        }
+        grads.write_cuda(gpu, 0, |dx, beta| Product::new(m, k, n).run(gpu, &dy, weight, dx, beta))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{Beta, Float, GradSinks, Op, Result, Var, apply, saved};
 
 /// RMS norm of each row of `x`, scaled by `weight`.
 pub fn rms_norm<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64) -> Result<Var<'t>> {
-    apply(RmsNorm { eps, dtype: x.dtype() }, &[x, weight])
+    rms_norm_as(x, weight, eps, x.dtype())
 }
 
 /// As [`rms_norm`], with `y` in element type `dtype`: on a GPU an fp32 residual stream and fp32 weights may give bf16
@@ -29,14 +29,14 @@ pub fn rms_norm_as<'t>(x: &Var<'t>, weight: &Var<'t>, eps: f64, dtype: DType) ->
     apply(RmsNorm { eps, dtype }, &[x, weight])
 }
 
-struct RmsNorm {
-    eps: f64,
+pub(super) struct RmsNorm {
+    pub(super) eps: f64,
     /// Of the output on a GPU.
-    dtype: DType,
+    pub(super) dtype: DType,
 }
 
 saved!(
-    struct RmsNormSaved { x, weight, rstd }
+    pub(super) struct RmsNormSaved { x, weight, rstd }
 );
 
 impl Op for RmsNorm {
@@ -109,20 +109,9 @@ impl Op for RmsNorm {
         Ok(())
     }
 
-    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RmsNormSaved)> {
+    fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], _: &Shape) -> Result<(Tensor, RmsNormSaved)> {
         let (x, weight) = (&inputs[0], &inputs[1]);
-        let y = cuda::output(gpu, out, self.dtype)?;
-        let rstd = cuda::output(gpu, &[out.rows()].into(), DType::F32)?;
-        if out.numel() > 0 {
-            let launch = launch(&RMS_NORM_FWD, x, weight, &y, out.rows(), usize::MAX)?
-                .arg(x.arg()?)
-                .arg(weight.arg()?)
-                .arg(y.arg()?)
-                .arg(rstd.arg()?)
-                .arg(Arg::I64(out.rows() as i64))
-                .arg(Arg::F32(self.eps as f32));
-            cuda::launch_on(gpu, launch)?;
-        }
+        let (y, rstd) = self.normalise(gpu, x, None, weight)?;
         Ok((y, RmsNormSaved { x: x.clone(), weight: weight.clone(), rstd }))
     }
 
@@ -133,34 +122,96 @@ impl Op for RmsNorm {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let RmsNormSaved { x, weight, rstd } = &saved;
-        let (rows, c) = (dy.shape().rows(), dy.shape().last());
-        let want_weight = grads.wanted(1);
-        let blocks = rows.div_ceil(rows_per_block(c)).min(MAX_BLOCKS);
-        let partial = cuda::output(gpu, &[if want_weight { blocks } else { 0 }, c].into(), DType::F32)?;
-        let run = |dx: Option<&Tensor>, beta: Beta| -> Result<()> {
-            if dy.numel() == 0 {
-                return Ok(());
-            }
-            let launch = launch(&RMS_NORM_BWD, x, weight, &dy, rows, MAX_BLOCKS)?
-                .define("BETA", beta.define())
-                .define("WANT_X", u8::from(dx.is_some()))
-                .define("WANT_W", u8::from(want_weight))
+        differentiate(gpu, &saved, &dy, grads, |_| Ok(None))
+    }
+}
+
+impl RmsNorm {
+    /// Enqueues forward on `x`, or on `x` plus a branch, whose sum it writes; gives `y` and `rstd`.
+    pub(super) fn normalise(
+        &self,
+        gpu: Gpu,
+        x: &Tensor,
+        branch: Option<(&Tensor, &Tensor)>,
+        weight: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        let rows = x.shape().rows();
+        let y = cuda::output(gpu, x.shape(), self.dtype)?;
+        let rstd = cuda::output(gpu, &[rows].into(), DType::F32)?;
+        if x.numel() > 0 {
+            let mut launch = launch(&RMS_NORM_FWD, x, weight, &y, rows, usize::MAX)?
+                .define("ADD", u8::from(branch.is_some()))
                 .arg(x.arg()?)
                 .arg(weight.arg()?)
-                .arg(dy.arg()?)
+                .arg(y.arg()?)
                 .arg(rstd.arg()?)
-                .arg(dx.map_or(Ok(Arg::Null), Tensor::arg)?)
-                .arg(if want_weight { partial.arg()? } else { Arg::Null })
-                .arg(Arg::I64(rows as i64));
-            cuda::launch_on(gpu, launch)
-        };
-        if grads.wanted(0) {
-            grads.write_cuda(gpu, 0, |dx, beta| run(Some(dx), beta))?;
-        } else {
-            run(None, Beta::Overwrite)?;
+                .arg(Arg::I64(rows as i64))
+                .arg(Arg::F32(self.eps as f32));
+            let mut moved = x.size_bytes() + y.size_bytes();
+            if let Some((branch, sum)) = branch {
+                launch = launch.define("TB", branch.dtype().cuda_name()).arg(branch.arg()?).arg(sum.arg()?);
+                moved += branch.size_bytes() + sum.size_bytes();
+            }
+            cuda::launch_on(gpu, launch.moves(moved))?;
         }
+        Ok((y, rstd))
+    }
+}
+
+/// Enqueues backward. `narrow` is asked, with the gradient of `x` that is about to be complete, for a bf16 tensor that
+/// gets a copy of it.
+pub(super) fn differentiate(
+    gpu: Gpu,
+    saved: &RmsNormSaved,
+    dy: &Tensor,
+    grads: &mut GradSinks<'_>,
+    narrow: impl FnOnce(&Tensor) -> Result<Option<Tensor>>,
+) -> Result<()> {
+    let RmsNormSaved { x, weight, rstd } = saved;
+    let (rows, c) = (dy.shape().rows(), dy.shape().last());
+    let want_weight = grads.wanted(1);
+    let blocks = rows.div_ceil(rows_per_block(c)).min(MAX_BLOCKS);
+    let partial = cuda::output(gpu, &[if want_weight { blocks } else { 0 }, c].into(), DType::F32)?;
+    let run = |dx: Option<&Tensor>, beta: Beta| -> Result<()> {
+        if dy.numel() == 0 {
+            return Ok(());
+        }
+        let narrow = match dx {
+            Some(dx) => narrow(dx)?,
+            None => None,
+        };
+        let passes = if beta == Beta::Accumulate { 3 } else { 2 };
+        let moved = dy.size_bytes() + passes * x.size_bytes();
+        let mut launch = launch(&RMS_NORM_BWD, x, weight, dy, rows, MAX_BLOCKS)?
+            .define("BETA", beta.define())
+            .define("WANT_X", u8::from(dx.is_some()))
+            .define("WANT_W", u8::from(want_weight))
+            .define("NARROW", u8::from(narrow.is_some()))
+            .arg(x.arg()?)
+            .arg(weight.arg()?)
+            .arg(dy.arg()?)
+            .arg(rstd.arg()?)
+            .arg(dx.map_or(Ok(Arg::Null), Tensor::arg)?)
+            .arg(if want_weight { partial.arg()? } else { Arg::Null })
+            .arg(Arg::I64(rows as i64));
+        if let Some(narrow) = &narrow {
+            launch = launch.arg(narrow.arg()?);
+        }
+        let narrow_bytes = narrow.as_ref().map_or(0, Tensor::size_bytes);
+        cuda::launch_on(gpu, launch.moves(moved + narrow_bytes))
+    };
+    if grads.wanted(0) {
+        grads.write_cuda(gpu, 0, |dx, beta| run(Some(dx), beta))?;
+    } else {
+        run(None, Beta::Overwrite)?;
+    }
+    let weights = |grads: &mut GradSinks<'_>| {
         grads.write_cuda(gpu, 1, |dw, beta| cuda::column_sums(gpu, &partial, blocks, c, dw, beta))
+    };
+    if rows <= cuda::BESIDE_ROWS && grads.goes_to_store(1) {
+        gpu.beside(partial.clone(), || weights(grads))
+    } else {
+        weights(grads)
     }
 }
 

@@ -81,13 +81,16 @@ impl Op for Swiglu {
         let x = &inputs[0];
         let y = cuda::output(gpu, out, x.dtype())?;
         if out.numel() > 0 {
-            let launch = Launch::for_items(&SWIGLU_FWD, out.numel(), 256)
+            let width = cuda::pack_width(out.last(), &[x, &y])?;
+            let packs = out.numel() / width;
+            let launch = Launch::for_items(&SWIGLU_FWD, packs, 256)
                 .define("T", x.dtype().cuda_name())
                 .define("F", out.last())
+                .define("VEC", width)
                 .arg(x.arg()?)
                 .arg(y.arg()?)
-                .arg(Arg::I64(out.numel() as i64));
-            cuda::launch_on(gpu, launch)?;
+                .arg(Arg::I64(packs as i64));
+            cuda::launch_on(gpu, launch.moves(x.size_bytes() + y.size_bytes()))?;
         }
         Ok((y, SwigluSaved { gate_up: x.clone() }))
     }
@@ -102,14 +105,17 @@ impl Op for Swiglu {
         let x = &saved.gate_up;
         let dx = cuda::output(gpu, x.shape(), x.dtype())?;
         if dy.numel() > 0 {
-            let launch = Launch::for_items(&SWIGLU_BWD, dy.numel(), 256)
+            let width = cuda::pack_width(dy.shape().last(), &[x, &dy, &dx])?;
+            let packs = dy.numel() / width;
+            let launch = Launch::for_items(&SWIGLU_BWD, packs, 256)
                 .define("T", x.dtype().cuda_name())
                 .define("F", dy.shape().last())
+                .define("VEC", width)
                 .arg(x.arg()?)
                 .arg(dy.arg()?)
                 .arg(dx.arg()?)
-                .arg(Arg::I64(dy.numel() as i64));
-            cuda::launch_on(gpu, launch)?;
+                .arg(Arg::I64(packs as i64));
+            cuda::launch_on(gpu, launch.moves(2 * x.size_bytes() + dy.size_bytes()))?;
         }
         grads.add(0, dx)
     }

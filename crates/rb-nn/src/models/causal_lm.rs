@@ -8,7 +8,8 @@ use rb_planted::{Defect, active};
 use rb_tensor::{Device, ShapeError, Tensor};
 
 use crate::{
-    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, rope_table,
+    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream,
+    rope_table,
 };
 
 /// Tokens of a forward pass.
@@ -121,6 +122,14 @@ impl CausalLm {
         let device = x.detach().device();
         check_positions(&positions)?;
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
+        if self.recompute == Recompute::None && !active(Defect::MaskRebuiltPerLayer) {
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
+            let mut stream = Stream { x, branch: None };
+            for block in &self.blocks {
+                stream = block.forward_stream(tape, stream, &cx)?;
+            }
+            return Ok(stream.normed(tape, &self.norm)?.1);
+        }
         for block in &self.blocks {
             let made = if active(Defect::MaskRebuiltPerLayer) {
                 Some(mask.on("causal_lm", Device::Cpu, len)?.on("causal_lm", device, len)?)

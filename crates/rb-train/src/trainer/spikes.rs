@@ -7,12 +7,20 @@ use super::Trainer;
 use crate::config::OnSpike;
 use crate::guard::Spike;
 use crate::observe::EventKind;
+use crate::stepper::Stepper;
 use crate::{Result, TrainError, checkpoint, statistics};
 
 /// Times that a run may go back to one checkpoint: more would be a loop.
 const MOST_ROLLBACKS: u32 = 3;
 
 impl Trainer {
+    /// Whether something is to be seen between the gradients and the update of the next step, which a captured step
+    /// does not stop for.
+    pub(super) fn looks_before_the_update(&self) -> bool {
+        let every = self.config.train.statistics_steps;
+        self.config.train.on_spike == OnSpike::Skip || (every != 0 && (self.step + 1).is_multiple_of(every))
+    }
+
     /// With `on_spike = "skip"`: judges a step before it changes anything, which on a GPU waits for its numbers. True
     /// where it was left out.
     pub(super) fn spikes_before_the_update(&mut self, loss: &Tensor, batches: &[Batch]) -> Result<bool> {
@@ -68,6 +76,8 @@ impl Trainer {
         let state = checkpoint::read_state(&found.path)?;
         checkpoint::restore(&found.path, &state, &mut self.params, self.optimizer.as_mut())?;
         self.grads.mark_stale();
+        // A captured step may not know where the state lies now.
+        self.stepper = Stepper::new(self.config.run.graph);
         let message = format!(
             "{spike}; weights and optimizer state are those after step {} again ({} of at most {MOST_ROLLBACKS} times), \
              the data go on",

@@ -3,8 +3,8 @@
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_tensor::{DType, Shape, Tensor};
 
-use super::select::{AttentionPath, Plan, select};
-use super::{AttentionMask, AttentionOptions};
+use super::select::{AttentionPath, Chosen, Plan, select};
+use super::{AttentionMask, AttentionOptions, wgmma};
 use crate::{AutogradError, Result, cuda};
 
 const ATTENTION_DELTA: Kernel = kernel!("attention_delta");
@@ -25,11 +25,11 @@ impl<'a> Heads<'a> {
     }
 
     /// Elements between tokens.
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         self.tensor.shape()[2] * self.tensor.shape()[3]
     }
 
-    fn arg(&self) -> Result<Arg<'a>> {
+    pub(super) fn arg(&self) -> Result<Arg<'a>> {
         cuda::arg_from(self.tensor, self.first * self.tensor.shape()[3])
     }
 }
@@ -81,9 +81,15 @@ impl<'a> Problem<'a> {
         let y = cuda::output(gpu, out, q.tensor.dtype())?;
         let lse = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
-            let chosen = select(gpu, self, &[q.tensor, k.tensor, v.tensor, &y])?;
+            let plans = match select(gpu, self, &[q.tensor, k.tensor, v.tensor, &y])? {
+                Chosen::Blocks(plans) => plans,
+                Chosen::Wgmma => {
+                    wgmma::forward(self, gpu, [q, k, v], [&y, &lse])?;
+                    return Ok((y, lse));
+                }
+            };
             let launch = self
-                .launch(&chosen.fwd, self.queries, self.num_heads, [q, k])
+                .launch(&plans.fwd, self.queries, self.num_heads, [q, k])
                 .arg(q.arg()?)
                 .arg(k.arg()?)
                 .arg(v.arg()?)
@@ -104,23 +110,25 @@ impl<'a> Problem<'a> {
         [dq, dk, dv]: [Heads<'_>; 3],
     ) -> Result<()> {
         let tensors = [q.tensor, k.tensor, v.tensor, y, dy, dq.tensor, dk.tensor, dv.tensor];
-        let chosen = select(gpu, self, &tensors)?;
+        let plans = match select(gpu, self, &tensors)? {
+            Chosen::Blocks(plans) => plans,
+            Chosen::Wgmma => return wgmma::backward(self, gpu, [q, k, v], [y, dy, lse], [dq, dk, dv]),
+        };
         let delta = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
-            let launch = self.launch(&chosen.bwd_q, self.queries, self.num_heads, [q, k]);
+            let launch = self.launch(&plans.bwd_q, self.queries, self.num_heads, [q, k]);
             let launch = self.inputs(launch, [q, k, v], [dy, lse])?;
             // On tensor cores the gradient of queries makes delta on its way.
-            let launch = match chosen.path {
-                AttentionPath::Plain => {
-                    self.delta(gpu, y, dy, &delta)?;
-                    launch.arg(delta.arg()?)
-                }
-                AttentionPath::Mma => launch.arg(y.arg()?).arg(delta.arg()?),
+            let launch = if plans.apart {
+                self.delta(gpu, y, dy, &delta)?;
+                launch.arg(delta.arg()?)
+            } else {
+                launch.arg(y.arg()?).arg(delta.arg()?)
             };
             cuda::launch_on(gpu, self.sizes(launch.arg(dq.arg()?)))?;
         }
         if self.batch * self.keys * self.head_dim > 0 {
-            let launch = self.launch(&chosen.bwd_kv, self.keys, self.num_kv_heads, [q, k]);
+            let launch = self.launch(&plans.bwd_kv, self.keys, self.num_kv_heads, [q, k]);
             let launch = self.inputs(launch, [q, k, v], [dy, lse])?;
             let launch = launch.arg(delta.arg()?).arg(dk.arg()?).arg(dv.arg()?);
             cuda::launch_on(gpu, self.sizes(launch))?;
@@ -158,14 +166,7 @@ impl<'a> Problem<'a> {
             .define("KV_HEADS", self.num_kv_heads)
             .define("Q_STRIDE", q.stride())
             .define("K_STRIDE", k.stride())
-            .define(
-                "MASK",
-                match self.mask {
-                    AttentionMask::Full => 0,
-                    AttentionMask::Causal => 1,
-                    AttentionMask::Ranges(_) => 2,
-                },
-            );
+            .define("MASK", self.mask_number());
         for &(name, value) in &plan.defines {
             launch = launch.define(name, value);
         }
@@ -179,6 +180,15 @@ impl<'a> Problem<'a> {
         launch
     }
 
+    /// The mask as kernels know it.
+    pub(super) fn mask_number(&self) -> usize {
+        match self.mask {
+            AttentionMask::Full => 0,
+            AttentionMask::Causal => 1,
+            AttentionMask::Ranges(_) => 2,
+        }
+    }
+
     /// What both kernels of backward read first.
     fn inputs<'l>(
         &'l self,
@@ -190,7 +200,7 @@ impl<'a> Problem<'a> {
         Ok(launch.arg(dy.arg()?).arg(lse.arg()?))
     }
 
-    fn ranges(&self) -> Result<Arg<'_>> {
+    pub(super) fn ranges(&self) -> Result<Arg<'_>> {
         match self.mask {
             AttentionMask::Ranges(ranges) => Ok(ranges.arg()?),
             AttentionMask::Full | AttentionMask::Causal => Ok(Arg::Null),
@@ -198,7 +208,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The last arguments of all kernels.
-    fn sizes<'l>(&self, launch: Launch<'l>) -> Launch<'l> {
+    pub(super) fn sizes<'l>(&self, launch: Launch<'l>) -> Launch<'l> {
         launch
             .arg(Arg::I32(self.batch as i32))
             .arg(Arg::I32(self.queries as i32))

@@ -3,7 +3,7 @@
 use rb_cuda::{Gpu, GpuInfo, Kernel, kernel};
 use rb_tensor::{DType, Tensor};
 
-use super::{AttentionMask, cuda::Problem};
+use super::{AttentionMask, cuda::Problem, wgmma};
 use crate::{AutogradError, Result};
 
 const ATTENTION_FWD: Kernel = kernel!("attention_fwd", "attention");
@@ -20,17 +20,20 @@ pub enum AttentionPath {
     Plain,
     /// bf16 on tensor cores by `mma.sync`, from compute capability 8.0 on.
     Mma,
+    /// bf16 on tensor cores by `wgmma`, on compute capability 9.0, for heads of 64 or 128 without cap or window.
+    Wgmma,
 }
 
 impl AttentionPath {
     /// All of them, the slowest first.
-    pub const ALL: [AttentionPath; 2] = [AttentionPath::Plain, AttentionPath::Mma];
+    pub const ALL: [AttentionPath; 3] = [AttentionPath::Plain, AttentionPath::Mma, AttentionPath::Wgmma];
 
-    /// `plain` or `mma`.
+    /// `plain`, `mma` or `wgmma`.
     pub fn name(self) -> &'static str {
         match self {
             AttentionPath::Plain => "plain",
             AttentionPath::Mma => "mma",
+            AttentionPath::Wgmma => "wgmma",
         }
     }
 
@@ -39,6 +42,7 @@ impl AttentionPath {
         match self {
             AttentionPath::Plain => ATTENTION_FWD.name,
             AttentionPath::Mma => ATTENTION_MMA_FWD.name,
+            AttentionPath::Wgmma => wgmma::FWD.name,
         }
     }
 }
@@ -53,37 +57,54 @@ pub struct Plan {
     pub defines: Vec<(&'static str, usize)>,
 }
 
-/// A path with the plans of its kernels.
-pub struct Chosen {
-    pub path: AttentionPath,
+/// A block for each piece of queries or keys.
+pub struct Plans {
+    /// Whether the sums of `dy * y` need a kernel of their own.
+    pub apart: bool,
     pub fwd: Plan,
     pub bwd_q: Plan,
     pub bwd_kv: Plan,
 }
 
-/// The only choice of an implementation: tensor cores where they apply, else the plain kernels. `tensors` are all
-/// rows of heads that the kernels read or write.
+/// How an attention is computed.
+pub enum Chosen {
+    Blocks(Plans),
+    /// As [`wgmma`] launches it.
+    Wgmma,
+}
+
+/// The only choice of an implementation: the fastest that applies. `tensors` are all rows of heads that the kernels
+/// read or write.
 ///
 /// # Errors
 /// [`AutogradError::Argument`] where the problem names a path that cannot compute it.
 pub fn select(gpu: Gpu, problem: &Problem<'_>, tensors: &[&Tensor]) -> Result<Chosen> {
-    let reason = mma_refusal(gpu.info(), problem, tensors)?;
-    let path = match (problem.path, reason) {
-        (Some(AttentionPath::Mma), Some(reason)) => {
-            return Err(AutogradError::Argument {
-                op: "attention",
-                argument: "the path",
-                got: AttentionPath::Mma.name().into(),
-                expected: format!("plain: {reason}"),
-            });
-        }
-        (Some(path), _) => path,
-        (None, Some(_)) => AttentionPath::Plain,
-        (None, None) => AttentionPath::Mma,
+    let info = gpu.info();
+    let no_mma = mma_refusal(info, problem, tensors)?;
+    let no_wgmma = no_mma.clone().or_else(|| wgmma::refusal(info, problem));
+    let path = match problem.path {
+        Some(path) => path,
+        None if no_mma.is_some() => AttentionPath::Plain,
+        None if no_wgmma.is_some() => AttentionPath::Mma,
+        None => AttentionPath::Wgmma,
     };
+    let reason = match path {
+        AttentionPath::Plain => None,
+        AttentionPath::Mma => no_mma,
+        AttentionPath::Wgmma => no_wgmma,
+    };
+    if let Some(reason) = reason {
+        return Err(AutogradError::Argument {
+            op: "attention",
+            argument: "the path",
+            got: path.name().into(),
+            expected: format!("a slower one: {reason}"),
+        });
+    }
     Ok(match path {
-        AttentionPath::Plain => plain(problem.head_dim),
-        AttentionPath::Mma => mma(gpu.info(), problem),
+        AttentionPath::Plain => Chosen::Blocks(plain(problem.head_dim)),
+        AttentionPath::Mma => Chosen::Blocks(mma(info, problem)),
+        AttentionPath::Wgmma => Chosen::Wgmma,
     })
 }
 
@@ -120,7 +141,7 @@ fn mma_refusal(info: &GpuInfo, problem: &Problem<'_>, tensors: &[&Tensor]) -> Re
     Ok(None)
 }
 
-fn plain(head_dim: usize) -> Chosen {
+fn plain(head_dim: usize) -> Plans {
     let tile = if head_dim <= 128 { 32 } else { 16 };
     let (rows, scores) = (4 * tile * (head_dim | 1), 4 * tile * (tile + 1));
     let plan = |kernel, shared_bytes| Plan {
@@ -130,8 +151,8 @@ fn plain(head_dim: usize) -> Chosen {
         shared_bytes,
         defines: vec![("TILE", tile)],
     };
-    Chosen {
-        path: AttentionPath::Plain,
+    Plans {
+        apart: true,
         fwd: plan(&ATTENTION_FWD, 3 * rows + scores),
         bwd_q: plan(&ATTENTION_BWD_Q, 4 * rows + scores),
         bwd_kv: plan(&ATTENTION_BWD_KV, 4 * rows + 2 * scores),
@@ -173,8 +194,12 @@ impl Tile {
     }
 
     fn plan(&self, kernel: &'static Kernel, columns: &'static str, shared_bytes: usize) -> Plan {
-        let defines =
-            vec![("WARPS", self.warps), ("FRAGS", self.fragments), (columns, self.columns), ("BLOCKS", self.blocks)];
+        let defines = vec![
+            ("WARPS", self.warps),
+            ("FRAGS", self.fragments),
+            (columns, self.columns),
+            ("BLOCKS", self.blocks),
+        ];
         let threads = (32 * self.warps * self.teams) as u32;
         Plan { kernel, rows: self.rows(), threads, shared_bytes, defines }
     }
@@ -274,7 +299,7 @@ fn backward_kv_tiles(head_dim: usize, load: f64, capped: bool) -> &'static [Tile
     }
 }
 
-fn mma(info: &GpuInfo, problem: &Problem<'_>) -> Chosen {
+fn mma(info: &GpuInfo, problem: &Problem<'_>) -> Plans {
     let d = problem.head_dim;
     let load = |tokens: usize, heads: usize| {
         (tokens.div_ceil(64) * problem.batch * heads) as f64 / f64::from(info.multiprocessors.max(1))
@@ -284,8 +309,8 @@ fn mma(info: &GpuInfo, problem: &Problem<'_>) -> Chosen {
     let capped = problem.options.softcap.is_some();
     let kv = backward_kv_tiles(d, of_keys, capped);
     let fits = kv.iter().find(|tile| tile.backward_kv(d).shared_bytes <= info.shared_bytes_per_block);
-    Chosen {
-        path: AttentionPath::Mma,
+    Plans {
+        apart: false,
         fwd: forward_tile(d, of_queries, capped).forward(d),
         bwd_q: backward_q_tile(d, of_queries).backward_q(d),
         bwd_kv: fits.unwrap_or(&kv[kv.len() - 1]).backward_kv(d),
@@ -323,10 +348,7 @@ mod tests {
     fn what_does_not_run_on_tensor_cores_is_named() {
         assert_eq!(mma_reason((9, 0), 64), None);
         assert_eq!(mma_reason((8, 6), 128), None);
-        assert_eq!(
-            mma_reason((9, 0), 80).unwrap(),
-            "a head size of 80 is none of 32, 64, 96 and 128"
-        );
+        assert_eq!(mma_reason((9, 0), 80).unwrap(), "a head size of 80 is none of 32, 64, 96 and 128");
         assert_eq!(mma_reason((7, 5), 64).unwrap(), "compute capability 7.5 is below 8.0");
     }
 }

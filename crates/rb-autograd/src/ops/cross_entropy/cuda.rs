@@ -33,7 +33,7 @@ impl CrossEntropy {
                 .arg(max.arg()?)
                 .arg(sum.arg()?)
                 .arg(losses.arg()?);
-            cuda::launch_on(gpu, self.attributes(launch, logits))?;
+            cuda::launch_on(gpu, self.attributes(launch, logits).moves(logits.size_bytes()))?;
         }
         let saved = CrossEntropySaved { logits: logits.clone(), max, sum };
         // Up to 2048 rows a block are added by one launch; more by blocks, whose sums a second launch adds.
@@ -41,11 +41,11 @@ impl CrossEntropy {
         let y = cuda::output(gpu, out, DType::F32)?;
         let factor = (1.0 / self.denominator) as f32;
         if blocks == 1 {
-            self.add_up(gpu, &losses, self.weights.as_ref(), &y, 1, factor)?;
+            self.add_up(gpu, (&losses, self.weights.as_ref()), &y, 1, (self.factor_arg()?, factor))?;
         } else {
             let partial = cuda::output(gpu, &Shape::from([blocks]), DType::F32)?;
-            self.add_up(gpu, &losses, self.weights.as_ref(), &partial, blocks, 1.0)?;
-            self.add_up(gpu, &partial, None, &y, 1, factor)?;
+            self.add_up(gpu, (&losses, self.weights.as_ref()), &partial, blocks, (Arg::Null, 1.0))?;
+            self.add_up(gpu, (&partial, None), &y, 1, (self.factor_arg()?, factor))?;
         }
         Ok((y, saved))
     }
@@ -74,7 +74,8 @@ impl CrossEntropy {
                 .arg(self.weights_arg()?)
                 .arg(dy.arg()?)
                 .arg(dx.arg()?);
-            cuda::launch_on(gpu, self.attributes(launch, &logits).arg(Arg::F32(factor)))?;
+            let launch = self.attributes(launch, &logits).arg(self.factor_arg()?).arg(Arg::F32(factor));
+            cuda::launch_on(gpu, launch.moves(2 * dx.size_bytes()))?;
         }
         drop(logits);
         grads.add(0, dx)
@@ -105,20 +106,27 @@ impl CrossEntropy {
         }
     }
 
+    fn factor_arg(&self) -> Result<Arg<'_>> {
+        match &self.factor {
+            Some(factor) => Ok(factor.arg()?),
+            None => Ok(Arg::Null),
+        }
+    }
+
     fn add_up(
         &self,
         gpu: Gpu,
-        x: &Tensor,
-        weights: Option<&Tensor>,
+        (x, weights): (&Tensor, Option<&Tensor>),
         y: &Tensor,
         blocks: usize,
-        factor: f32,
+        (on_device, factor): (Arg<'_>, f32),
     ) -> Result<()> {
         let launch = Launch::new(&CROSS_ENTROPY_SUM, [blocks as u32, 1, 1], [256, 1, 1])
             .arg(x.arg()?)
             .arg(weights.map_or(Ok(Arg::Null), Tensor::arg)?)
             .arg(y.arg()?)
             .arg(Arg::I64(x.numel() as i64))
+            .arg(on_device)
             .arg(Arg::F32(factor));
         cuda::launch_on(gpu, launch)
     }

@@ -1,0 +1,285 @@
+//! Attention on Hopper: persistent blocks that copy tiles by tensor maps and multiply with `wgmma`.
+//!
+//! A block holds one warpgroup that copies and some that compute, its workers, each with 64 queries of one head
+//! (forward, gradient of queries) or 64 keys (gradients of keys and values). As many blocks as multiprocessors take
+//! the work in an order that gives each as much.
+
+use rb_cuda::{Arg, Gpu, GpuInfo, Kernel, Launch, Tiles, kernel};
+use rb_tensor::{DType, Shape, Tensor};
+
+use super::cuda::{Heads, Problem};
+use super::{AttentionMask, AttentionOptions};
+use crate::{Result, cuda};
+
+pub const FWD: Kernel = kernel!("attention_wgmma_fwd", "attention", "mma", "hopper", "attention_wgmma");
+const BWD_Q: Kernel = kernel!("attention_wgmma_bwd_q", "attention", "mma", "hopper", "attention_wgmma");
+const BWD_KV: Kernel = kernel!("attention_wgmma_bwd_kv", "attention", "mma", "hopper", "attention_wgmma");
+
+/// Rows of a worker.
+const ROWS: usize = 64;
+
+/// Bytes that what the blocks in flight read may take, so that it stays in the level-two cache (50 MB or more).
+const CACHED_BYTES: usize = 32 << 20;
+
+/// Sizes of a block.
+#[derive(Clone, Copy)]
+struct Block {
+    workers: usize,
+    /// Keys of a step; of the gradients of keys and values, queries.
+    step: usize,
+    /// Steps whose tiles shared memory holds.
+    stages: usize,
+    /// Registers of a copying and of a computing thread.
+    registers: [usize; 2],
+}
+
+// The table was measured on an H200, causal, 12 query and 4 key heads (docs/benchmarks/attention_h200_202611.md).
+// Where the blocks of the first row would not fill the card, those of the second do it better. Every row was compiled
+// by NVRTC 12.9, 13.0 and 13.5, without spills and with products that overlap, except the gradients of keys and values
+// of heads of 128: their sums leave too few registers, and ptxas waits after each product.
+//
+// Rejected: 64 keys a step forward (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64 (25 % slower
+// forward, 17 % for the gradient of queries); 3 workers for the gradients of keys and values (spills); queries or
+// keys as operands in registers (5 % faster for the gradients of keys and values, but ptxas 13.0 takes their registers
+// for others while they are in use: wrong results); turns in backward (8 % slower); skipping the scaling of sums
+// whose maximum stays (2 % slower); half of a causal step's products left out for heads of 128, or with given ranges
+// (ptxas then waits after each product, by version).
+
+/// Forward, for so many blocks of the usual kind to a multiprocessor.
+fn forward_block(head_dim: usize, load: f64) -> Block {
+    match head_dim {
+        64 if load <= 0.5 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
+        64 => Block { workers: 3, step: 128, stages: 4, registers: [32, 160] },
+        _ if load <= 1.0 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240] },
+        _ => Block { workers: 2, step: 128, stages: 2, registers: [32, 232] },
+    }
+}
+
+/// Gradient of queries.
+fn backward_q_block(head_dim: usize, load: f64) -> Block {
+    match head_dim {
+        _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
+        64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160] },
+        _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240] },
+    }
+}
+
+/// Gradients of keys and values.
+fn backward_kv_block(load: f64) -> Block {
+    Block { workers: if load <= 1.0 { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
+}
+
+/// Places for the keys and values of an item: two let the next ones arrive while a worker ends its item.
+fn places(head_dim: usize) -> usize {
+    if head_dim <= 64 { 2 } else { 1 }
+}
+
+impl Block {
+    fn threads(&self) -> u32 {
+        128 * (self.workers as u32 + 1)
+    }
+
+    /// Shared memory of forward, which holds `kinds` 1 tile of 64 queries twice for each worker, or of the gradient of
+    /// queries, which holds two kinds.
+    fn query_bytes(&self, head_dim: usize, kinds: usize) -> usize {
+        1024 + head_dim * (2 * kinds * self.workers * 128 + 4 * self.stages * self.step)
+    }
+
+    fn key_bytes(&self, head_dim: usize) -> usize {
+        1024 + 256 * head_dim * places(head_dim) * self.workers + self.stages * (256 * head_dim + 1024)
+    }
+}
+
+/// Work of a kernel: `blocks` pieces for each of `pairs` key heads, in sections of key heads that read
+/// `bytes_each` each.
+struct Grid {
+    blocks: u32,
+    section: usize,
+}
+
+fn grid(info: &GpuInfo, pieces: usize, pairs: usize, bytes_each: usize) -> Grid {
+    let blocks = (info.multiprocessors as usize).min(pieces * pairs).max(1);
+    let most = (CACHED_BYTES / bytes_each.max(1)).clamp(1, pairs);
+    // Rounds go forward and backward in turns: sections of whole pairs of rounds share the work evenly.
+    let even = 2 * blocks / gcd(2 * blocks, pieces);
+    let section = if most >= even { most / even * even } else { most };
+    Grid { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), section }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Why heads of this size with these options do not run on these kernels on a card of this capability; nothing if
+/// they do.
+pub fn wgmma_reason(
+    capability: (u32, u32),
+    head_dim: usize,
+    keys: usize,
+    options: &AttentionOptions,
+) -> Option<String> {
+    if capability != (9, 0) {
+        return Some(format!("compute capability {}.{} is not 9.0", capability.0, capability.1));
+    }
+    if !matches!(head_dim, 64 | 128) {
+        return Some(format!("a head size of {head_dim} is neither 64 nor 128"));
+    }
+    if options.softcap.is_some() {
+        return Some("scores have a cap".into());
+    }
+    if options.window.is_some_and(|window| window < keys) {
+        return Some("there is a window".into());
+    }
+    (keys == 0).then(|| "there are no keys".into())
+}
+
+/// As [`wgmma_reason`], for a problem.
+pub fn refusal(info: &GpuInfo, p: &Problem<'_>) -> Option<String> {
+    let reason = wgmma_reason(info.capability, p.head_dim, p.keys, &p.options);
+    reason.or_else(|| (p.batch * p.queries == 0).then(|| "there are no queries".into()))
+}
+
+impl Problem<'_> {
+    fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    fn pairs(&self) -> usize {
+        self.batch * self.num_kv_heads
+    }
+
+    fn query_pieces(&self, workers: usize) -> usize {
+        (self.queries.div_ceil(ROWS) * self.group()).div_ceil(workers)
+    }
+
+    fn key_pieces(&self, workers: usize) -> usize {
+        self.keys.div_ceil(ROWS * workers)
+    }
+
+    /// Blocks for each multiprocessor.
+    fn load(&self, info: &GpuInfo, pieces: usize) -> f64 {
+        (pieces * self.pairs()) as f64 / f64::from(info.multiprocessors.max(1))
+    }
+
+    /// The usual number of workers whose blocks share the queries of a key head.
+    fn query_workers(&self) -> usize {
+        if self.head_dim == 64 { 3 } else { 2 }
+    }
+
+    fn tiles<'t>(&self, heads: Heads<'t>, count: usize, tokens: usize) -> Result<Arg<'t>> {
+        let place = heads.tensor.place()?;
+        Ok(Arg::Tiles(Tiles {
+            buffer: place.buffer,
+            offset_bytes: place.offset_bytes + heads.first * self.head_dim * 2,
+            shape: [self.batch, tokens, count, self.head_dim],
+            token_stride: heads.stride(),
+        }))
+    }
+
+    /// The maps of queries, keys and values.
+    fn inputs_as_tiles<'l>(&self, launch: Launch<'l>, [q, k, v]: [Heads<'l>; 3]) -> Result<Launch<'l>> {
+        Ok(launch
+            .arg(self.tiles(q, self.num_heads, self.queries)?)
+            .arg(self.tiles(k, self.num_kv_heads, self.keys)?)
+            .arg(self.tiles(v, self.num_kv_heads, self.keys)?))
+    }
+
+    fn persistent<'l>(
+        &self,
+        kernel: &Kernel,
+        block: &Block,
+        grid: &Grid,
+        bytes: usize,
+        strides: [usize; 2],
+    ) -> Launch<'l> {
+        Launch::new(kernel, [grid.blocks, 1, 1], [block.threads(), 1, 1])
+            .shared_bytes(bytes)
+            .define("D", self.head_dim)
+            .define("HEADS", self.num_heads)
+            .define("KV_HEADS", self.num_kv_heads)
+            .define("Q_STRIDE", strides[0])
+            .define("K_STRIDE", strides[1])
+            .define("MASK", self.mask_number())
+            .define("WORKERS", block.workers)
+            .define("KEYS", block.step)
+            .define("STAGES", block.stages)
+            .define("SPARE", block.registers[0])
+            .define("SHARE", block.registers[1])
+    }
+
+    fn end<'l>(&self, launch: Launch<'l>, grid: &Grid) -> Launch<'l> {
+        self.sizes(launch).arg(Arg::I32(grid.section as i32))
+    }
+}
+
+/// Writes the output and `lse`.
+pub fn forward(p: &Problem<'_>, gpu: Gpu, [q, k, v]: [Heads<'_>; 3], [y, lse]: [&Tensor; 2]) -> Result<()> {
+    let info = gpu.info();
+    let block = forward_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
+    let grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
+    let half = p.head_dim == 64 && block.step == 128 && matches!(p.mask, AttentionMask::Causal);
+    let launch = p
+        .persistent(&FWD, &block, &grid, block.query_bytes(p.head_dim, 1), [q.stride(), k.stride()])
+        .define("HALF", usize::from(half));
+    let launch = p.inputs_as_tiles(launch, [q, k, v])?.arg(p.ranges()?).arg(y.arg()?).arg(lse.arg()?);
+    cuda::launch_on(gpu, p.end(launch, &grid))
+}
+
+/// Writes the gradients of queries, keys and values.
+pub fn backward(
+    p: &Problem<'_>,
+    gpu: Gpu,
+    [q, k, v]: [Heads<'_>; 3],
+    [y, dy, lse]: [&Tensor; 3],
+    [dq, dk, dv]: [Heads<'_>; 3],
+) -> Result<()> {
+    let info = gpu.info();
+    let (tiles, strides) = (p.queries.div_ceil(ROWS), [q.stride(), k.stride()]);
+    let sums = cuda::output(gpu, &Shape::from([p.batch, p.num_heads, tiles * ROWS, 2]), DType::F32)?;
+    // Given ranges are checked once, and what 64 queries see is found once.
+    let with_ranges = matches!(p.mask, AttentionMask::Ranges(_));
+    let of_ranges = |shape: [usize; 3]| -> Result<Option<Tensor>> {
+        let make = || cuda::output(gpu, &Shape::from(shape), DType::I32);
+        with_ranges.then(make).transpose()
+    };
+    let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
+    let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
+
+    let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
+    let q_grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
+    let launch = p.persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim, 2), strides);
+    let launch = p
+        .inputs_as_tiles(launch, [q, k, v])?
+        .arg(dy_tiles)
+        .arg(p.ranges()?)
+        .arg(y.arg()?)
+        .arg(lse.arg()?)
+        .arg(dq.arg()?)
+        .arg(sums.arg()?)
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?);
+    cuda::launch_on(gpu, p.end(launch, &q_grid))?;
+
+    let block = backward_kv_block(p.load(info, p.key_pieces(2)));
+    let read_each = 4 * p.queries * p.head_dim * p.group();
+    let kv_grid = grid(info, p.key_pieces(block.workers), p.pairs(), read_each);
+    let launch = p
+        .persistent(&BWD_KV, &block, &kv_grid, block.key_bytes(p.head_dim), strides)
+        .define("PLACES", places(p.head_dim));
+    let launch = p
+        .inputs_as_tiles(launch, [q, k, v])?
+        .arg(dy_tiles)
+        .arg(sums.arg()?)
+        .arg(optional(&spans)?)
+        .arg(optional(&reaches)?)
+        .arg(dk.arg()?)
+        .arg(dv.arg()?);
+    cuda::launch_on(gpu, p.end(launch, &kv_grid))
+}
+
+fn optional(tensor: &Option<Tensor>) -> Result<Arg<'_>> {
+    match tensor {
+        Some(tensor) => Ok(tensor.arg()?),
+        None => Ok(Arg::Null),
+    }
+}
