@@ -345,7 +345,7 @@ pub fn device_check(
 pub fn device_precisions(op: &str) -> &'static [DevicePrecision] {
     use DevicePrecision::{Bf16, F32, Mixed};
     match op {
-        "add" | "rms_norm" => &[F32, Bf16, Mixed],
+        "add" | "add_rms_norm" | "rms_norm" => &[F32, Bf16, Mixed],
         _ => &[F32, Bf16],
     }
 }

@@ -131,7 +131,7 @@ defects! {
     KernelBiasCorrectionMissing,
     /// On a GPU: the working copy of the weights is not written.
     KernelWorkingCopyStale,
-    /// On a GPU: a table's gradient leaves out tokens beyond the first 32.
+    /// On a GPU: a table's gradient leaves out all but the first 32 of each 256 tokens.
     KernelTokensLost,
     /// On a GPU: the norm of the gradients reads every second element.
     KernelNormHalved,

@@ -26,8 +26,8 @@ impl KernelChange {
         change(
             Defect::KernelTailUnwritten,
             "swiglu_fwd",
-            "put(&y[i], g / (1.0f",
-            "if (i < n - F) put(&y[i], g / (1.0f",
+            "put_packed(y + i * VEC, out);",
+            "if (i < packs - PER_ROW) put_packed(y + i * VEC, out);",
         ),
         change(
             Defect::KernelNormDetached,
@@ -52,8 +52,8 @@ impl KernelChange {
         change(
             Defect::KernelTokensLost,
             "embedding_bwd",
-            "for (int word = 0; word < 32; word++)",
-            "for (int word = 0; word < 1; word++)",
+            "if (k + a < count) acc[j] += v[a][j];",
+            "if (k + a < count && found[k + a] < 32) acc[j] += v[a][j];",
         ),
         change(
             Defect::KernelNormHalved,

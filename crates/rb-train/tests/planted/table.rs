@@ -76,6 +76,6 @@ pub const TABLE: &[Entry] = &[
     kernel(Defect::KernelLossWithoutLabel, "a loss without its label"),
     kernel(Defect::KernelBiasCorrectionMissing, "a second moment without correction"),
     kernel(Defect::KernelWorkingCopyStale, "bf16 weights that are never refreshed"),
-    kernel(Defect::KernelTokensLost, "tokens beyond the first 32 lost to a table"),
+    kernel(Defect::KernelTokensLost, "most tokens lost to a table"),
     kernel(Defect::KernelNormHalved, "a gradient norm over every second element"),
 ];
