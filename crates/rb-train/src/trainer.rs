@@ -78,9 +78,7 @@ impl Trainer {
         // A device that cannot be had is refused before anything is made.
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
-        if device.0 == Device::Cpu {
-            crate::host_memory::check(&config)?;
-        }
+        crate::host_memory::check(&config, device.0)?;
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
