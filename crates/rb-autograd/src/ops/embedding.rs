@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn gradients_in_an_arena() {
         use crate::ops::shared::arena_check;
-        for width in [3, 1] {
-            let ids = Tensor::from_vec(vec![4i32, 0, 4], [3]).unwrap();
-            arena_check::check(&[&[5, width]], |v| embedding(&v[0], &ids, 5));
-        }
+        let ids = Tensor::from_vec(vec![4i32, 0, 4], [3]).unwrap();
+        arena_check::check(&[&[5, 3]], |v| embedding(&v[0], &ids, 5));
+        let narrow = Case::normal("width 1", &[&[5, 1]], move |v| embedding(&v[0], &ids, 5));
+        crate::testing::gradcheck("embedding", &narrow, 0).unwrap();
     }
 
     #[test]

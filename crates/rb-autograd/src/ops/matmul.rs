@@ -266,6 +266,40 @@ mod tests {
         crate::testing::check_op("matmul").unwrap();
     }
 
+    /// A gradient check cannot see what forward and backward have in common, such as the pairs of matrices.
+    #[test]
+    fn values_match_the_obvious_loop() {
+        for case in cases() {
+            let [a, b] = [&case.inputs[0].0, &case.inputs[case.inputs.len() - 1].0];
+            let x = case.sample(&mut rb_tensor::Rng::new(7)).unwrap();
+            let y = case.run(&x, None).unwrap().y;
+            let [xs, ys] = [&x[0], &x[x.len() - 1]].map(|t| t.as_slice::<f64>().unwrap());
+            let (out, k) = (y.shape().clone(), a.last());
+            // The element of an input at the batch indices of `flat` in the result, and a row and a column.
+            let at = |input: &Shape, flat: usize, row: usize, column: usize| {
+                let (mut place, mut stride) = (row * input.last() + column, input[input.rank() - 2] * input.last());
+                let mut rest = flat;
+                for from_end in 2..out.rank() {
+                    let (size, index) = (out[out.rank() - 1 - from_end], rest);
+                    rest /= size;
+                    if from_end < input.rank() {
+                        let own = input[input.rank() - 1 - from_end];
+                        place += index % size % own * stride;
+                        stride *= own;
+                    }
+                }
+                place
+            };
+            let (m, n) = (out[out.rank() - 2], out.last());
+            for (i, y) in y.as_slice::<f64>().unwrap().iter().enumerate() {
+                let (flat, row, column) = (i / (m * n), i / n % m, i % n);
+                let want: f64 =
+                    (0..k).map(|l| xs[at(a, flat, row, l)] * ys[at(b, flat, l, column)]).sum();
+                assert!((y - want).abs() <= 1e-12 * (k as f64 + 1.0), "{} [{i}]: {y}, expected {want}", case.name);
+            }
+        }
+    }
+
     #[test]
     fn arena() {
         arena_check::check(&[&[2, 3, 5], &[5, 7]], |v| matmul(&v[0], &v[1]));

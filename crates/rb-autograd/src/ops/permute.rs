@@ -185,6 +185,23 @@ mod tests {
             let (a, b, c) = (i / 6, i / 3 % 2, i % 3);
             assert_eq!(y, (b * 12 + c * 4 + a) as f64);
         }
+        // With the last axis in place, with whole tiles and parts of them, and with axes of one element.
+        for (shape, axes) in [
+            ([2, 3, 4], [1, 0, 2]),
+            ([40, 3, 37], [2, 1, 0]),
+            ([40, 3, 37], [1, 2, 0]),
+            ([5, 1, 7], [2, 1, 0]),
+        ] {
+            let n: usize = shape.iter().product();
+            let x = Tensor::from_vec((0..n as u32).map(f64::from).collect(), shape).unwrap();
+            let strides = [shape[1] * shape[2], shape[2], 1];
+            let [a, b, c] = axes.map(|axis| (shape[axis], strides[axis]));
+            let y = permuted::<f64>(&x, &axes).unwrap().to_vec::<f64>().unwrap();
+            for (i, y) in y.into_iter().enumerate() {
+                let place = i / (b.0 * c.0) % a.0 * a.1 + i / c.0 % b.0 * b.1 + i % c.0 * c.1;
+                assert_eq!(y, place as f64, "{shape:?} {axes:?} [{i}]");
+            }
+        }
         assert_eq!(permuted::<f64>(&x, &[0, 1, 2]).unwrap().buffer_id(), x.buffer_id(), "nothing to move");
     }
 }

@@ -184,7 +184,8 @@ mod tests {
     #[test]
     fn every_element_meets_its_partner() {
         let mut rng = Rng::new(1);
-        for [a, b] in shapes() {
+        let single: [&[usize]; 2] = [&[1], &[1, 1]];
+        for [a, b] in shapes().into_iter().chain([single]) {
             let (a, b) = (Shape::from(a), Shape::from(b));
             let out = rules::broadcast("test", &a, &b).unwrap();
             let values =
