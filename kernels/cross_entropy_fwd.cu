@@ -31,15 +31,21 @@ extern "C" __global__ void cross_entropy_fwd(const T* __restrict__ x, const int*
     float m = -INFINITY_F, s = 0.0f, total = 0.0f;
     for (i64 c = (i64)threadIdx.x * VEC; c < classes; c += (i64)blockDim.x * VEC) {
         const Pack<T, VEC> chunk = *(const Pack<T, VEC>*)(x + c);
+        const bool whole = c + VEC <= classes;
         float v[VEC], top = m;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            v[j] = c + j < classes ? f(chunk.x[j]) : -INFINITY_F;
+            v[j] = whole || c + j < classes ? f(chunk.x[j]) : -INFINITY_F;
             top = fmaxf(top, v[j]);
-            if (c + j < classes) total += v[j];
+        }
+        if (smoothing != 0.0f) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++)
+                if (whole || c + j < classes) total += v[j];
         }
         const float base = shift(top);
-        s *= exponential(m - base);
+        // The maximum seldom grows; where it does not the factor would be 1.
+        if (top > m) s *= exponential(m - base);
 #pragma unroll
         for (int j = 0; j < VEC; j++) s += exponential(v[j] - base);
         m = top;

@@ -348,6 +348,35 @@ mod tests {
         }
     }
 
+    /// Large enough for all threads, and with nothing to sum over: rows apart from each other keep what is between.
+    #[test]
+    fn large_and_empty_products() {
+        let (m, n, k) = (70, 66, 65);
+        assert!(m * n * k >= PARALLEL_PRODUCT);
+        let value = |i: usize| (i * 7 % 13) as f64 - 6.0;
+        let (a, b): (Vec<f64>, Vec<f64>) = ((0..m * k).map(value).collect(), (0..k * n).map(value).collect());
+        let mut c = vec![f64::NAN; m * n];
+        matmul(Mat::new(&a, m, k), Mat::new(&b, k, n), MatMut::new(&mut c, m, n), Beta::Overwrite);
+        for (i, c) in c.iter().enumerate() {
+            assert_eq!(*c, (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum::<f64>(), "{i}");
+        }
+        let mut c = [5.0f64; 11];
+        let [a, b] = [(3, 0), (0, 3)].map(|(rows, cols)| Mat::new(&[], rows, cols));
+        matmul(a, b, MatMut::strided(&mut c, 3, 3, 4), Beta::Accumulate);
+        assert_eq!(c, [5.0; 11]);
+        matmul(a, b, MatMut::strided(&mut c, 3, 3, 4), Beta::Overwrite);
+        assert_eq!(c, [0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn blocks_of_rows_of_one_element() {
+        let mut y = vec![0.0f64; TASK_ELEMENTS + 5];
+        par_row_blocks(&mut y, 1, 1, |first, rows| {
+            rows.iter_mut().enumerate().for_each(|(i, y)| *y = (first + i) as f64);
+        });
+        assert!(y.iter().enumerate().all(|(i, &y)| y == i as f64));
+    }
+
     #[test]
     fn column_sums_cover_every_row_once() {
         let sums = par_column_sums::<f64>(1000, 3, |row, acc| acc.iter_mut().for_each(|a| *a += row as f64));

@@ -471,11 +471,10 @@ impl GradSinks<'_> {
             return f(&dst, beta);
         }
         if let Some(old) = self.state.take(source) {
-            if old.is_unshared() {
-                f(&old, Beta::Accumulate)?;
-                return self.state.add(source, old);
-            }
-            self.state.add(source, old)?;
+            // Adding to a copy rounds as adding in place does: bits do not depend on who else holds the gradient.
+            let sum = if old.is_unshared() { old } else { old.to_owned_copy()? };
+            f(&sum, Beta::Accumulate)?;
+            return self.state.add(source, sum);
         }
         let (shape, dtype) = &self.places[i];
         let fresh = Tensor::uninit(shape.clone(), *dtype, Device::Cuda(gpu))?;

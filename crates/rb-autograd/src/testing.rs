@@ -57,9 +57,22 @@ impl Case {
 
     /// Output, and the gradients of all inputs for the upstream gradient `dy`.
     pub fn run(&self, inputs: &[Tensor], dy: Option<&Tensor>) -> Result<Outcome> {
+        self.run_wanting(inputs, dy, |_| true)
+    }
+
+    /// As [`Case::run`], where only the inputs that `wanted` names need a gradient.
+    pub fn run_wanting(
+        &self,
+        inputs: &[Tensor],
+        dy: Option<&Tensor>,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Outcome> {
         let params = ParamStore::empty();
         let tape = Tape::new(&params);
-        let vars: Vec<Var<'_>> = inputs.iter().map(|t| tape.leaf(t.clone())).collect();
+        let var = |(i, t): (usize, &Tensor)| {
+            if wanted(i) { tape.leaf(t.clone()) } else { tape.constant(t.clone()) }
+        };
+        let vars: Vec<Var<'_>> = inputs.iter().enumerate().map(var).collect();
         let y = (self.run)(&vars)?;
         let out = y.detach();
         let Some(dy) = dy else { return Ok(Outcome { y: out, dx: Vec::new() }) };
@@ -173,6 +186,32 @@ pub fn gradcheck(op: &str, case: &Case, seed: u64) -> Result<(), Failure> {
             let mut direction: Vec<Vec<f64>> = inputs.iter().map(|x| vec![0.0; x.numel()]).collect();
             direction[i][j] = 1.0;
             compare(format!("input {i}, element {j}"), direction)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the gradient of each input has the same bits when no other input needs one.
+pub fn subset_check(op: &str, case: &Case, seed: u64) -> Result<(), Failure> {
+    let mut rng = Rng::new(seed).fork(op).fork(&case.name);
+    let inputs = case.sample(&mut rng)?;
+    if inputs.len() < 2 {
+        return Ok(());
+    }
+    let dy = random(case.run(&inputs, None)?.y.shape(), Fill::Normal, &mut rng)?;
+    let all = case.run(&inputs, Some(&dy))?;
+    for i in 0..inputs.len() {
+        let alone = case.run_wanting(&inputs, Some(&dy), |j| j == i)?;
+        for (j, (got, want)) in alone.dx.iter().zip(&all.dx).enumerate() {
+            let fail = |what: &str| {
+                Err(Failure(format!("{op}/{}: with input {i} alone, input {j} {what}", case.name)))
+            };
+            match (got, want) {
+                (None, _) if j != i => {}
+                (Some(_), _) if j != i => return fail("got a gradient"),
+                (Some(got), Some(want)) if got.as_bytes()? == want.as_bytes()? => {}
+                _ => return fail("has another gradient than with all"),
+            }
         }
     }
     Ok(())
@@ -345,12 +384,12 @@ pub fn device_check(
 pub fn device_precisions(op: &str) -> &'static [DevicePrecision] {
     use DevicePrecision::{Bf16, F32, Mixed};
     match op {
-        "add" | "rms_norm" => &[F32, Bf16, Mixed],
+        "add" | "add_rms_norm" | "rms_norm" => &[F32, Bf16, Mixed],
         _ => &[F32, Bf16],
     }
 }
 
-/// Runs both checks on every case of one operation of the registry: the body of each file's `gradcheck` test.
+/// Runs the three checks on every case of one operation of the registry: the body of each file's `gradcheck` test.
 ///
 /// # Errors
 /// The first failure; also an unknown operation, or one with no case.
@@ -363,6 +402,7 @@ pub fn check_op(name: &str) -> Result<(), Failure> {
     for case in &cases {
         gradcheck(name, case, 0)?;
         precision_check(name, case, 1)?;
+        subset_check(name, case, 2)?;
     }
     Ok(())
 }

@@ -189,7 +189,7 @@ pub fn run(args: &Args, started: Instant, command: Vec<String>) -> Result<Report
     })?;
 
     let graph_nodes = training.stepper.captured_nodes();
-    if let Some(reason) = training.stepper.refusal() {
+    if let Some(reason) = training.stepper.take_refusal() {
         println!("the step was not captured: {reason}");
     }
     let profile = match &card {

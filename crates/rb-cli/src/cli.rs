@@ -200,6 +200,9 @@ pub(crate) struct VerifyArgs {
     /// With --device: only as many cases as launch every kernel, for `compute-sanitizer --tool racecheck`.
     #[arg(long, requires = "device", conflicts_with = "quick")]
     pub(crate) cover: bool,
+    /// With --device: attention alone, every set of kernels against f64; with --quick on fewer shapes.
+    #[arg(long, requires = "device", conflicts_with = "cover")]
+    pub(crate) attention: bool,
     /// Check the model of this config file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -2,7 +2,8 @@
 
 use rb_cuda::{Gpu, GpuOptions};
 use rb_verify::{
-    Extent, Report, loss_gates, verify_config, verify_device, verify_operations, verify_variants,
+    Extent, Report, loss_gates, verify_attention, verify_config, verify_device, verify_operations,
+    verify_variants,
 };
 
 use crate::Failure;
@@ -47,7 +48,13 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Failure> {
             (true, _) => Extent::Quick,
             _ => Extent::Full,
         };
-        let checks = verify_device(gpu, args.seed, extent, &mut progress).map_err(fail)?;
+        let checks = if args.attention {
+            let checks = verify_attention(gpu, args.seed, args.quick).map_err(fail)?;
+            checks.checks.iter().for_each(&mut progress);
+            checks
+        } else {
+            verify_device(gpu, args.seed, extent, &mut progress).map_err(fail)?
+        };
         report.extend(&gpu.to_string(), checks);
     }
     println!("{report}");

@@ -1,5 +1,7 @@
 //! [`Gpu`]: one card, or a dry run of one.
 
+mod capture;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,11 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::beside::Beside;
 use crate::cublaslt::WORKSPACE_BYTES;
 use crate::dry::Dry;
-use crate::graph::{Exec, refuse_in_capture};
+use crate::graph::Exec;
 use crate::kernel::{Arg, Launch, Unit};
 use crate::library::LibraryInfo;
 use crate::matmul::{Matmul, MatmulKey};
-use crate::memory::{Footprint, MemoryStats, Pool, Segments};
+use crate::memory::{MemoryStats, Pool, Segments};
 use crate::products::Tuning;
 use crate::profile::Timing;
 use crate::{CudaError, Result};
@@ -246,44 +248,6 @@ impl Gpu {
     /// Holds `bytes` from the driver at once, where the budget allows.
     pub fn reserve(&self, bytes: usize) {
         lock(&self.0.pool).reserve(bytes, &SegmentsOf(self.0.backend.as_ref()));
-    }
-
-    fn refuse_in_capture(&self, what: &str) -> Result<()> {
-        refuse_in_capture(self.0.capturing.load(Ordering::Relaxed), what)
-    }
-
-    /// Tells a recording that these blocks are used.
-    pub(crate) fn note_use(&self, buffers: &[&Buffer]) {
-        if self.0.capturing.load(Ordering::Relaxed) {
-            let mut pool = lock(&self.0.pool);
-            buffers.iter().for_each(|buffer| pool.note_use(buffer.start));
-        }
-    }
-
-    pub(crate) fn start_capture(&self) -> Result<()> {
-        self.refuse_in_capture("a second capture")?;
-        self.join()?;
-        self.0.backend.start_capture()?;
-        lock(&self.0.pool).start_recording();
-        self.0.capturing.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    pub(crate) fn end_capture(&self) -> (Result<Exec>, Footprint) {
-        let joined = self.join();
-        let exec = self.0.backend.end_capture();
-        self.0.capturing.store(false, Ordering::Relaxed);
-        let footprint = lock(&self.0.pool).end_recording();
-        (joined.and(exec), footprint)
-    }
-
-    pub(crate) fn still_holds(&self, footprint: &Footprint) -> bool {
-        lock(&self.0.pool).still_holds(footprint)
-    }
-
-    /// Gives the block at `start` back to the allocator.
-    pub(crate) fn give_back(&self, start: u64) {
-        lock(&self.0.pool).give_back(start);
     }
 
     /// Sets bytes.

@@ -1,5 +1,7 @@
 //! A real card: one context, one stream in whose order all work is, and a second beside it.
 
+mod marks;
+
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Mutex;
@@ -19,7 +21,7 @@ use crate::discover::Search;
 use crate::driver::{Driver, Handle, TensorMap};
 use crate::gpu::{Backend, PrepareStats, READ_BYTES, Ticket, lock};
 use crate::graph::Exec;
-use crate::kernel::{Arg, Kernel, Launch, Tiles, Unit};
+use crate::kernel::{Arg, Launch, Tiles, Unit};
 use crate::library::{LibraryInfo, call};
 use crate::matmul::Matmul;
 use crate::memory::Segments;
@@ -27,6 +29,9 @@ use crate::products::{Products, Tuning};
 use crate::profile::Timing;
 use crate::staging::Staging;
 use crate::{CudaError, Gpu, GpuOptions, Result};
+
+pub(crate) use marks::HOLD_BACK;
+use marks::Mark;
 
 /// Dynamic shared memory that a kernel may have without asking.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -147,21 +152,6 @@ struct Live {
     marks: Mutex<Option<Vec<Mark>>>,
 }
 
-/// The end of a piece of work, for a profile.
-struct Mark {
-    timing: Timing,
-    event: Handle,
-}
-
-/// Keeps the device busy for so many nanoseconds.
-pub(crate) const HOLD_BACK: Kernel = Kernel {
-    name: "hold_back",
-    source: "extern \"C\" __global__ void hold_back(u64 nanoseconds) {\n    u64 start, now;\n    \
-             asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(start));\n    do {\n        \
-             asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(now));\n    \
-             } while (now - start < nanoseconds);\n}\n",
-};
-
 /// Page-locked host memory with the event that says when it holds what was read.
 struct Slot {
     host: usize,
@@ -178,45 +168,6 @@ impl Live {
     /// The stream of what is enqueued now.
     fn stream(&self) -> Handle {
         self.streams[usize::from(self.on_second.load(Ordering::Relaxed))]
-    }
-
-    /// Marks the end of a piece of work where a profile is made.
-    fn mark(
-        &self,
-        name: &'static str,
-        detail: impl FnOnce() -> String,
-        flops: f64,
-        bytes: f64,
-    ) -> Result<()> {
-        let mut marks = lock(&self.marks);
-        let Some(marks) = marks.as_mut() else { return Ok(()) };
-        let mut event = Handle::NULL;
-        // SAFETY: the argument points to a handle that lives through the call; the context is current.
-        unsafe { call!(self.driver, cuEventCreate(&mut event, 0)) }?;
-        let timing = Timing { name, detail: detail(), microseconds: 0.0, flops, bytes };
-        marks.push(Mark { timing, event });
-        // SAFETY: event and stream are alive and of one context.
-        unsafe { call!(self.driver, cuEventRecord(event, self.stream())) }
-    }
-
-    /// The times between marks, the first of which is the beginning; destroys their events.
-    fn timings(&self, marks: Vec<Mark>) -> Result<Vec<Timing>> {
-        let mut timings = Vec::with_capacity(marks.len());
-        let mut before: Option<Handle> = None;
-        for mark in &marks {
-            if let Some(before) = before {
-                let mut milliseconds = 0f32;
-                // SAFETY: both events are done; the argument points to a float that lives through the call.
-                unsafe { call!(self.driver, cuEventElapsedTime(&mut milliseconds, before, mark.event)) }?;
-                timings.push(Timing { microseconds: f64::from(milliseconds) * 1e3, ..mark.timing.clone() });
-            }
-            before = Some(mark.event);
-        }
-        for mark in marks {
-            // SAFETY: created by `mark`, destroyed once, done before.
-            unsafe { call!(self.driver, cuEventDestroy_v2(mark.event)) }?;
-        }
-        Ok(timings)
     }
 
     fn load(&self, unit: &Unit, code: &[u8]) -> Result<Loaded> {
@@ -588,17 +539,7 @@ impl Backend for Live {
     }
 
     fn profile(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Timing>> {
-        /// Longer than the host needs to enqueue what the driver takes before it makes the host wait.
-        const HELD_BACK_NS: u64 = 60_000_000;
-        let hold = Launch::new(&HOLD_BACK, [1; 3], [1; 3]).arg(Arg::U64(HELD_BACK_NS));
-        self.launch(&hold)?;
-        *lock(&self.marks) = Some(Vec::new());
-        let begun = self.mark("begin", String::new, 0.0, 0.0);
-        let done = begun.and_then(|()| work());
-        let marks = lock(&self.marks).take().unwrap_or_default();
-        self.synchronize()?;
-        let timings = self.timings(marks)?;
-        done.map(|()| timings)
+        self.time_pieces(work)
     }
 
     fn tune(&self, gpu: &Gpu, specs: &[Matmul]) -> Result<Vec<Tuning>> {

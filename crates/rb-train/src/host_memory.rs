@@ -1,5 +1,7 @@
 //! Whether a run on the CPU can fit into the memory of the machine at all.
 
+use rb_tensor::Device;
+
 use crate::config::Config;
 use crate::{Result, TrainError};
 
@@ -9,12 +11,15 @@ const PARAMETER_BYTES: f64 = 16.0;
 const ACTIVATION_BYTES: f64 = 4.0;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Refuses a config that needs more than all memory of the machine: the system would end such a run in the middle, or
-/// stand still. Where the size of the memory is unknown nothing is refused.
+/// Refuses a config for the CPU that needs more than all memory of the machine: the system would end such a run in the
+/// middle, or stand still. Where the size of the memory is unknown nothing is refused; a run on a GPU has a plan.
 ///
 /// # Errors
 /// [`TrainError::Config`] with what is needed at least, what there is and what to lower.
-pub(crate) fn check(config: &Config) -> Result<()> {
+pub(crate) fn check(config: &Config, device: Device) -> Result<()> {
+    if device != Device::Cpu {
+        return Ok(());
+    }
     let Some(total) = total_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()) else {
         return Ok(());
     };

@@ -93,9 +93,9 @@ impl Stepper {
         self.captured.as_ref().map(|captured| captured.graph.nodes())
     }
 
-    /// Why steps are not captured though they were to be.
-    pub fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+    /// Why steps are not captured though they were to be; said once.
+    pub fn take_refusal(&mut self) -> Option<String> {
+        self.refusal.take()
     }
 
     /// One step over `batches`, enqueued on a GPU and made on the CPU.
@@ -351,7 +351,7 @@ mod tests {
             [counts[1], counts[2], counts[4], counts[6]],
             [counts[0], counts[0], counts[3], counts[5]]
         );
-        assert_eq!(run.stepper.refusal(), None);
+        assert_eq!(run.stepper.take_refusal(), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The training loop.
 
+mod build;
 mod observer;
 mod spikes;
 
@@ -8,14 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rb_autograd::{GradStore, ParamBuilder, ParamStore};
+use rb_autograd::{GradStore, ParamStore};
 use rb_data::{Batch, EvalConfig, Loader, LoaderConfig, loader};
 use rb_nn::CausalLm;
-use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd, SgdConfig};
-use rb_tensor::{Device, LaterItem, Rng};
+use rb_optim::{Optimizer, Schedule};
+use rb_tensor::{Device, LaterItem};
 
 use crate::checkpoint::{self, Contents, Keep, TrainerState};
-use crate::config::{Config, OnNonFinite, OptimizerChoice, Override, Scheduler};
+use crate::config::{Config, OnNonFinite, Override};
 use crate::guard::SpikeGuard;
 use crate::observe::EventKind;
 use crate::prepare::{self, Data};
@@ -24,6 +25,8 @@ use crate::step::{self, LossTerms};
 use crate::stepper::{Numbers, Parts, Settings, Stepper};
 use crate::{Result, TrainError};
 
+use build::build_model;
+pub(crate) use build::{build_optimizer, freeze, schedule};
 use observer::{Observer, StepNumbers};
 
 /// A run between two steps.
@@ -75,9 +78,7 @@ impl Trainer {
         // A device that cannot be had is refused before anything is made.
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
-        if device.0 == Device::Cpu {
-            crate::host_memory::check(&config)?;
-        }
+        crate::host_memory::check(&config, device.0)?;
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
@@ -327,6 +328,10 @@ impl Trainer {
             self.stepper.step(&mut parts, &batches, &settings)?
         };
         self.step += 1;
+        if let Some(reason) = self.stepper.take_refusal() {
+            let message = format!("steps are launched kernel by kernel, not captured: {reason}");
+            self.observer.event(self.step, EventKind::Warning, message)?;
+        }
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
         let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
         self.tokens += seen as u64;
@@ -529,73 +534,4 @@ pub fn evaluate_on(
     let (loss, tokens) =
         step::evaluate(model, params, batches.take(limit.min(usize::MAX as u64) as usize), mask)?;
     Ok((loss, tokens, whole))
-}
-
-/// The optimizer of a config, for `params`.
-pub(crate) fn build_optimizer(config: &Config, params: &ParamStore) -> Result<Box<dyn Optimizer>> {
-    let t = &config.train;
-    Ok(match t.optim {
-        OptimizerChoice::Adamw => {
-            let settings = AdamWConfig {
-                beta1: t.adam_beta1,
-                beta2: t.adam_beta2,
-                eps: t.adam_epsilon,
-                weight_decay: t.weight_decay,
-            };
-            Box::new(AdamW::new(settings, params)?)
-        }
-        OptimizerChoice::Sgd => {
-            let settings = SgdConfig { momentum: t.momentum, weight_decay: t.weight_decay };
-            Box::new(Sgd::new(settings, params)?)
-        }
-    })
-}
-
-fn build_model(config: &Config, device: Device) -> Result<(CausalLm, ParamStore)> {
-    let mut builder = ParamBuilder::default();
-    let model = CausalLm::init(&config.model, &mut builder)?;
-    let params = builder.build(&Rng::new(config.run.seed).fork("weights"), device)?;
-    Ok((model, params))
-}
-
-/// Declares parameters frozen by exact name or by a prefix that ends in `*`.
-pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()> {
-    let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
-    for pattern in patterns {
-        let matches = |name: &&String| match pattern.strip_suffix('*') {
-            Some(prefix) => name.starts_with(prefix),
-            None => *name == pattern,
-        };
-        let hit: Vec<&String> = names.iter().filter(matches).collect();
-        if hit.is_empty() {
-            return Err(TrainError::Config {
-                origin: "train.frozen".into(),
-                reason: format!("`{pattern}` matches no parameter; names look like {}", names[0]),
-            });
-        }
-        for name in hit {
-            params.set_trainable(name, false)?;
-        }
-    }
-    if !params.layout().entries.iter().any(|entry| entry.trainable) {
-        return Err(TrainError::Config {
-            origin: "train.frozen".into(),
-            reason: "freezes every parameter, so that there is nothing to train; leave some out".into(),
-        });
-    }
-    Ok(())
-}
-
-/// The schedule of a config.
-pub(crate) fn schedule(config: &Config) -> Schedule {
-    let t = &config.train;
-    let (peak, floor, warmup, total) = (t.learning_rate, t.min_learning_rate, t.warmup_steps, t.max_steps);
-    match t.lr_scheduler_type {
-        Scheduler::Constant => Schedule::constant(peak, warmup),
-        Scheduler::Linear => Schedule::linear(peak, floor, warmup, total),
-        Scheduler::Cosine => Schedule::cosine(peak, floor, warmup, total),
-        Scheduler::WarmupStableDecay => {
-            Schedule::warmup_stable_decay(peak, floor, warmup, t.decay_steps, total)
-        }
-    }
 }

@@ -202,12 +202,13 @@ fn paths(gpu: Gpu, shape: &Shape) -> Vec<AttentionPath> {
 pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
     for d in [32, 64, 96, 128] {
-        for batch in [1, 64] {
-            let causal = Shape::new(batch, 65, [12, 4], d);
-            let documents = Shape { mask: Mask::Documents, ..causal };
-            for shape in [causal, documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+        // About 0.1, 2, 4 and 12 blocks of keys to a multiprocessor.
+        for batch in [1, 40, 64, 200] {
+            let documents = Shape { mask: Mask::Documents, ..Shape::new(batch, 65, [12, 4], d) };
+            for shape in [documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+                let zeros = |heads| Tensor::zeros([batch, 65, heads, d], DType::BF16, Device::Cuda(gpu));
                 for path in paths(gpu, &shape).into_iter().filter(|path| *path != AttentionPath::Plain) {
-                    run(gpu, &shape, path, &shape.inputs(0)?)?;
+                    enqueue(&shape, path, &zeros(shape.all_heads())?, &zeros(shape.heads)?)?;
                 }
             }
         }
@@ -226,16 +227,20 @@ fn units(capability: (u32, u32), quick: bool) -> Result<Vec<Unit>> {
     Ok(gpu.units())
 }
 
-/// Output, gradient of `qkv` and `lse`, on the host.
+/// Output, gradient of `qkv` and `lse`, on the GPU that holds the inputs.
+fn enqueue(shape: &Shape, path: AttentionPath, qkv: &Tensor, dy: &Tensor) -> Result<[Tensor; 3]> {
+    let attention =
+        DeviceAttention::new(qkv, shape.heads, shape.kv_heads, &shape.mask()?, shape.options(), Some(path))?;
+    let [y, lse] = attention.forward()?;
+    let dqkv = attention.backward([&y, &lse], dy)?;
+    Ok([y, dqkv, lse])
+}
+
+/// The same of inputs on the host, to the host.
 fn run(gpu: Gpu, shape: &Shape, path: AttentionPath, [qkv, dy]: &[Tensor; 2]) -> Result<[Tensor; 3]> {
     let device = Device::Cuda(gpu);
-    let (qkv, dy) = (qkv.to_device(device)?, dy.to_device(device)?);
-    let attention =
-        DeviceAttention::new(&qkv, shape.heads, shape.kv_heads, &shape.mask()?, shape.options(), Some(path))?;
-    let [y, lse] = attention.forward()?;
-    let dqkv = attention.backward([&y, &lse], &dy)?;
-    let host = |t: &Tensor| t.to_device(Device::Cpu);
-    Ok([host(&y)?, host(&dqkv)?, host(&lse)?])
+    let [y, dqkv, lse] = enqueue(shape, path, &qkv.to_device(device)?, &dy.to_device(device)?)?;
+    Ok([y.to_device(Device::Cpu)?, dqkv.to_device(Device::Cpu)?, lse.to_device(Device::Cpu)?])
 }
 
 /// All shapes on all paths of a card; one check for each path, one for rows that see nothing, one for repeated runs.
@@ -541,12 +546,18 @@ mod tests {
 
     #[test]
     fn every_tile_is_listed_for_compilation() {
-        let units = tile_units((12, 0)).unwrap();
-        // Four head sizes, two loads, two masks and one with options, three kernels; no two alike.
-        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_mma")).count(), 72);
-        let units = tile_units((9, 0)).unwrap();
-        // Two head sizes, two loads, two masks, three kernels.
-        assert_eq!(units.iter().filter(|unit| unit.name.starts_with("attention_wgmma")).count(), 24);
+        let count = |capability, name: &str| {
+            tile_units(capability).unwrap().iter().filter(|unit| unit.name == name).count()
+        };
+        // With and without options. Two tiles of queries for each head size, but one for their gradient with heads of
+        // 96 and 128; of keys two, three and four, two with a cap where heads are of 32 or 64.
+        assert_eq!(count((12, 0), "attention_mma_fwd"), 2 * 8);
+        assert_eq!(count((12, 0), "attention_mma_bwd_q"), 2 * 6);
+        assert_eq!(count((12, 0), "attention_mma_bwd_kv"), (2 + 4 + 3 + 3) + (1 + 2 + 3 + 3));
+        // No options, and heads of 64 and 128 alone.
+        for name in ["attention_wgmma_fwd", "attention_wgmma_bwd_q", "attention_wgmma_bwd_kv"] {
+            assert!(count((9, 0), name) >= 2, "{name}");
+        }
     }
 
     #[test]

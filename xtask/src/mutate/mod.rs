@@ -41,7 +41,8 @@ pub struct Options {
 
 /// Files that can hold backward code of the host, from the folder `src` of the crate.
 fn is_host_code(path: &str) -> bool {
-    !path.contains("cuda") && (path.starts_with("ops/") || ["host.rs", "float.rs"].contains(&path))
+    let of_gpu = ["cuda", "select.rs", "wgmma.rs"].iter().any(|name| path.contains(name));
+    !of_gpu && (path.starts_with("ops/") || ["host.rs", "float.rs"].contains(&path))
 }
 
 /// Runs it; true if every mutant that is not listed as equivalent was noticed.

@@ -102,9 +102,7 @@ pub fn build(root: &Path) -> Result<PathBuf, Error> {
     let program = format!("cargo {}", words.join(" "));
     let mut command = Command::new("cargo");
     command.args(words).current_dir(root.join(COPY)).stdin(Stdio::null()).stderr(Stdio::piped());
-    if std::env::var_os("CARGO_TARGET_DIR").is_none() {
-        command.env("CARGO_TARGET_DIR", root.join("target"));
-    }
+    command.arg("--target-dir").arg(root.join("target"));
     let output = command.output().map_err(|source| Error::Spawn { program: program.clone(), source })?;
     if !output.status.success() {
         let detail = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -284,6 +284,13 @@ impl<'a> Visit<'a> for Rewriter<'_> {
         }
     }
 
+    fn visit_arm(&mut self, node: &'a syn::Arm) {
+        match &node.guard {
+            Some((_, guard)) if is_planted(guard) => {}
+            _ => visit::visit_arm(self, node),
+        }
+    }
+
     fn visit_pat(&mut self, _: &'a syn::Pat) {}
     fn visit_type(&mut self, _: &'a syn::Type) {}
     fn visit_path(&mut self, _: &'a syn::Path) {}
@@ -412,6 +419,7 @@ mod tests {
             ("if let Some(x) = a && b == c {}", &["b == c -> b != c"]),
             ("if a && !b {}", &["a && !b -> a || !b", "a -> !a", "!b -> b"]),
             ("if active(Defect::A) { a + b } else { a - b }", &["a - b -> a + b"]),
+            ("match x { A if active(Defect::B) => a + b, _ => c }", &[]),
             ("-(x)", &["-(x) -> (x)"]),
             ("*a += b;", &["*a += b -> *a -= b", "*a += b -> *a = b"]),
             ("x.max(y);", &["x.max(y) -> x", "x.max(y) -> y"]),

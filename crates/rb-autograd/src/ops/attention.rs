@@ -497,6 +497,16 @@ mod tests {
         }
     }
 
+    /// Later queries of a block see earlier keys, and fewer of the last.
+    #[test]
+    fn ranges_in_any_order_match_the_formula() {
+        for t in [3, 40, 70] {
+            let pairs = (0..t as i32).flat_map(|i| [t as i32 - 1 - i, t as i32 - i / 2]);
+            let mask = AttentionMask::Ranges(Tensor::from_vec(pairs.collect(), [1, t, 2]).unwrap());
+            compare(&format!("falling ranges, T {t}"), &inputs(1, t, t, 4, 2, 4), &mask, 0.5);
+        }
+    }
+
     #[test]
     fn caps_and_windows_match_the_formula() {
         for t in [1, 5, 40, 65, 130] {

@@ -283,6 +283,14 @@ mod tests {
         crate::testing::check_op("attention_packed").unwrap();
     }
 
+    #[test]
+    fn no_tokens_have_gradients_of_no_elements() {
+        let case = Case::normal("empty", &[&[2, 0, 4, 3]], |v| {
+            attention_packed(&v[0], 2, 1, &AttentionMask::Causal, 1.0)
+        });
+        crate::testing::gradcheck("attention_packed", &case, 0).unwrap();
+    }
+
     /// The same numbers as with separate inputs, which are checked against the formula and PyTorch.
     #[test]
     fn equals_separate_inputs() {

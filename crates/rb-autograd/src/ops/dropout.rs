@@ -203,7 +203,10 @@ mod tests {
         let mut words = Rng::from_state(start);
         let kept: Vec<f32> = (0..5).map(|_| if words.next_u32() >= 1 << 31 { 2.0 } else { 0.0 }).collect();
         assert_eq!(first, kept);
-        assert_eq!(run(9000, 0.5, &mut Rng::from_state(start)).0[..5], first);
+        let long = run(2 * TASK_ELEMENTS + 9, 0.5, &mut Rng::from_state(start)).0;
+        assert_eq!(long[..5], first);
+        let mut words = Rng::from_state(start);
+        assert!(long.iter().all(|&y| (y != 0.0) == (words.next_u32() >= 1 << 31)), "another task, other numbers");
         let state = rng.state();
         assert_eq!(run(7, 0.0, &mut rng), (vec![1.0; 7], vec![1.0; 7]));
         assert_eq!(rng.state(), state);

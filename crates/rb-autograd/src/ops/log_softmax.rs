@@ -161,14 +161,14 @@ mod tests {
     #[test]
     fn hidden_rows_have_no_gradient_and_large_scores_are_finite() {
         const HIDDEN: f32 = f32::NEG_INFINITY;
-        let x = [[HIDDEN; 2], [HIDDEN, 7.0], [1e4, -1e4], [-1e4; 2]];
+        let x = [[HIDDEN; 2], [HIDDEN, 7.0], [7.0, HIDDEN], [1e4, -1e4], [-1e4; 2]];
         let half = -std::f32::consts::LN_2;
-        let want = [[HIDDEN; 2], [HIDDEN, 0.0], [0.0, -2e4], [half; 2]];
-        let dy: Vec<f32> = (0..8).map(|i| i as f32 - 2.5).collect();
-        let transpose = |x: &[f32]| (0..8).map(|i| x[i % 4 * 2 + i / 4]).collect::<Vec<f32>>();
-        let (y, dx) = differentiated(log_softmax, x.as_flattened(), &[4, 2], -1, &dy).unwrap();
+        let want = [[HIDDEN; 2], [HIDDEN, 0.0], [0.0, HIDDEN], [0.0, -2e4], [half; 2]];
+        let dy: Vec<f32> = (0..10).map(|i| i as f32 - 2.5).collect();
+        let transpose = |x: &[f32]| (0..10).map(|i| x[i % 5 * 2 + i / 5]).collect::<Vec<f32>>();
+        let (y, dx) = differentiated(log_softmax, x.as_flattened(), &[5, 2], -1, &dy).unwrap();
         let (yt, dxt) =
-            differentiated(log_softmax, &transpose(x.as_flattened()), &[2, 4], 0, &transpose(&dy)).unwrap();
+            differentiated(log_softmax, &transpose(x.as_flattened()), &[2, 5], 0, &transpose(&dy)).unwrap();
         assert_eq!(y, want.as_flattened());
         assert_eq!(yt, transpose(&y));
         assert_eq!(dx[..2], [0.0; 2]);

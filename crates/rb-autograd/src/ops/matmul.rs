@@ -233,6 +233,7 @@ pub fn cases() -> Vec<Case> {
         case(&[3, 1, 1, 4], &[1, 2, 4, 3]),
         case(&[2, 2, 5], &[1, 5, 3]),
         case(&[40, 31, 33], &[40, 33, 31]),
+        case(&[2, 3, 2, 2, 3], &[3, 1, 3, 2]),
         case(&[3, 0], &[0, 2]),
         case(&[0, 2, 3], &[3, 4]),
         case(&[2, 3], &[0, 3, 4]),
@@ -269,6 +270,7 @@ mod tests {
     fn arena() {
         arena_check::check(&[&[2, 3, 5], &[5, 7]], |v| matmul(&v[0], &v[1]));
         arena_check::check(&[&[3, 5], &[4, 5, 2]], |v| matmul(&v[0], &v[1]));
+        arena_check::check(&[&[3, 5], &[0, 5, 2]], |v| matmul(&v[0], &v[1]));
         arena_check::check(&[&[2, 1, 3, 5], &[3, 5, 2]], |v| matmul(&v[0], &v[1]));
     }
 }

@@ -153,8 +153,9 @@ impl Rope {
         }
         let (heads, half) = (x.shape()[2], self.table.inv_freq.len());
         let tokens = self.positions.numel();
-        // Every thread computes one angle where heads are small enough.
-        let tokens_per_block = (THREADS / half).max(1);
+        // Every thread computes one angle where heads are small enough and tokens are enough for so many blocks.
+        const BLOCKS: usize = 264;
+        let tokens_per_block = (THREADS / half).min(tokens / BLOCKS).max(1);
         let blocks = u32::try_from(tokens.div_ceil(tokens_per_block)).unwrap_or(u32::MAX);
         // The shortest decimals that read back as the same f64.
         let inv_freq: Vec<String> = self.table.inv_freq.iter().map(|f| format!("{f:e}")).collect();

@@ -35,7 +35,7 @@ struct Block {
 
 // The table was measured on an H200, causal, 12 query and 4 key heads (docs/benchmarks/attention_h200_202611.md).
 // Where the blocks of the first row would not fill the card, those of the second do it better. Every row was compiled
-// by NVRTC 12.9, 13.0 and 13.5, without spills and with products that overlap, except the gradients of keys and values
+// by NVRTC 12.9, 13.0 and 13.5, for 12 and 4 heads without spills and with products that overlap, except the gradients of keys and values
 // of heads of 128: their sums leave too few registers, and ptxas waits after each product.
 //
 // Rejected: 64 keys a step forward (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64 (25 % slower
@@ -65,8 +65,10 @@ fn backward_q_block(head_dim: usize, load: f64) -> Block {
 }
 
 /// Gradients of keys and values.
-fn backward_kv_block(load: f64) -> Block {
-    Block { workers: if load <= 1.0 { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
+fn backward_kv_block(head_dim: usize, load: f64, with_ranges: bool) -> Block {
+    // One worker with heads of 128 and given ranges spills.
+    let one = load <= 1.0 && (head_dim == 64 || !with_ranges);
+    Block { workers: if one { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
 }
 
 /// Places for the keys and values of an item: two let the next ones arrive while a worker ends its item.
@@ -260,7 +262,7 @@ pub fn backward(
         .arg(optional(&reaches)?);
     cuda::launch_on(gpu, p.end(launch, &q_grid))?;
 
-    let block = backward_kv_block(p.load(info, p.key_pieces(2)));
+    let block = backward_kv_block(p.head_dim, p.load(info, p.key_pieces(2)), with_ranges);
     let read_each = 4 * p.queries * p.head_dim * p.group();
     let kv_grid = grid(info, p.key_pieces(block.workers), p.pairs(), read_each);
     let launch = p
@@ -281,5 +283,90 @@ fn optional(tensor: &Option<Tensor>) -> Result<Arg<'_>> {
     match tensor {
         Some(tensor) => Ok(tensor.arg()?),
         None => Ok(Arg::Null),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::attention_packed::DeviceAttention;
+    use rb_cuda::GpuOptions;
+    use rb_tensor::Device;
+
+    #[test]
+    fn every_block_fits_shared_memory_and_registers() {
+        for head_dim in [64, 128] {
+            for load in [0.1, 0.7, 2.0] {
+                let (q, kv) = (backward_q_block(head_dim, load), backward_kv_block(head_dim, load, false));
+                let fwd = forward_block(head_dim, load);
+                let bytes =
+                    [fwd.query_bytes(head_dim, 1), q.query_bytes(head_dim, 2), kv.key_bytes(head_dim)];
+                assert!(bytes.iter().all(|&bytes| bytes + 1024 <= 227 << 10), "D {head_dim}: {bytes:?}");
+                for block in [fwd, q, kv] {
+                    let threads = block.threads() as usize;
+                    // What a launch gives a thread, of 65536 for all; more would be waited for without end.
+                    let given = (65536 / threads / 8 * 8).min(248) * (block.workers + 1);
+                    let taken = block.registers[0] + block.workers * block.registers[1];
+                    assert!(taken <= given, "{} workers take {taken} of {given}", block.workers);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn work_is_shared_in_even_rounds_where_the_cache_allows() {
+        let gpu = Gpu::dry((9, 0), &GpuOptions::default());
+        let info = GpuInfo { multiprocessors: 132, ..gpu.info().clone() };
+        // 16 pieces: 33 key heads are four rounds of 132 blocks; a cache of 128 heads holds 99.
+        let shared = grid(&info, 16, 256, 256 << 10);
+        assert_eq!((shared.blocks, shared.section), (132, 99));
+        // Heads too long for that: as many as the cache holds, one at least.
+        assert_eq!(grid(&info, 64, 256, 2 << 20).section, 16);
+        assert_eq!(grid(&info, 64, 256, 1 << 30).section, 1);
+        // Less work than multiprocessors.
+        assert_eq!(grid(&info, 3, 4, 1 << 10).blocks, 12);
+    }
+
+    /// The kernels that run when nothing asks for any.
+    fn chosen(capability: (u32, u32), head_dim: usize, options: AttentionOptions, dtype: DType) -> String {
+        let gpu = Gpu::dry(capability, &GpuOptions::default());
+        let make = |heads: usize| Tensor::uninit([2, 70, heads, head_dim], dtype, Device::Cuda(gpu)).unwrap();
+        let attention = DeviceAttention::new(&make(5), 3, 1, &AttentionMask::Causal, options, None).unwrap();
+        let [y, lse] = attention.forward().unwrap();
+        attention.backward([&y, &lse], &make(3)).unwrap();
+        gpu.launches().into_keys().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn hopper_takes_these_kernels_where_they_apply() {
+        let plain = AttentionOptions::from(0.125);
+        let here = "attention_wgmma_bwd_kv attention_wgmma_bwd_q attention_wgmma_fwd";
+        assert_eq!(chosen((9, 0), 64, plain, DType::BF16), here);
+        assert_eq!(chosen((9, 0), 128, plain, DType::BF16), here);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { window: Some(70), ..plain }, DType::BF16), here);
+        let mma = "attention_mma_bwd_kv attention_mma_bwd_q attention_mma_fwd";
+        assert_eq!(chosen((8, 0), 64, plain, DType::BF16), mma);
+        assert_eq!(chosen((12, 0), 128, plain, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 96, plain, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { window: Some(69), ..plain }, DType::BF16), mma);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions { softcap: Some(30.0), ..plain }, DType::BF16), mma);
+        let reference = "attention_bwd_kv attention_bwd_q attention_delta attention_fwd";
+        assert_eq!(chosen((9, 0), 64, plain, DType::F32), reference);
+        assert_eq!(chosen((9, 0), 64, AttentionOptions::from(-1.0), DType::BF16), reference);
+    }
+
+    #[test]
+    fn what_does_not_run_here_is_named() {
+        let options = AttentionOptions::from(0.125);
+        let reason = wgmma_reason;
+        assert_eq!(reason((9, 0), 64, 10, &options), None);
+        assert_eq!(reason((12, 0), 64, 10, &options).unwrap(), "compute capability 12.0 is not 9.0");
+        assert_eq!(reason((9, 0), 96, 10, &options).unwrap(), "a head size of 96 is neither 64 nor 128");
+        let window = AttentionOptions { window: Some(9), ..options };
+        assert_eq!(reason((9, 0), 64, 10, &window).unwrap(), "there is a window");
+        assert_eq!(reason((9, 0), 64, 9, &window), None);
+        let capped = AttentionOptions { softcap: Some(1.0), ..options };
+        assert_eq!(reason((9, 0), 64, 10, &capped).unwrap(), "scores have a cap");
+        assert_eq!(reason((9, 0), 64, 0, &options).unwrap(), "there are no keys");
     }
 }
