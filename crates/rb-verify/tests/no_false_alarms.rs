@@ -14,12 +14,12 @@ fn config() -> impl Strategy<Value = LlamaConfig> {
     let heads = (1usize..=3, 1usize..=3, 1usize..=4);
     let sizes = (5usize..=80, 9usize..=41, 1usize..=2, 2usize..=12);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    let numbers = (0.03f64..0.1, 100.0f64..20_000.0, 0usize..3, 1usize..=3);
+    let numbers = (0.03f64..0.1, 100.0f64..20_000.0, 0usize..3, 1usize..=3, 0usize..3);
     (heads, sizes, flags, numbers).prop_map(|(heads, sizes, flags, numbers)| {
         let (kv_heads, group, half_head) = heads;
         let (vocab, inner, layers, positions) = sizes;
         let (tied, bias, qk_norm, own_width) = flags;
-        let (range, theta, scaling, wider) = numbers;
+        let (range, theta, scaling, wider, cap) = numbers;
         let (num_heads, head_dim) = (kv_heads * group, 2 * half_head);
         // Often not the width of all heads together, and never too narrow to memorise a batch.
         let share = if own_width { head_dim + wider } else { head_dim };
@@ -40,6 +40,7 @@ fn config() -> impl Strategy<Value = LlamaConfig> {
                 }),
                 _ => None,
             },
+            attn_logit_softcapping: (cap == 1).then_some(2.0 + wider as f64),
             attention_bias: bias,
             use_qk_norm: qk_norm,
             tie_word_embeddings: tied,
