@@ -162,7 +162,7 @@ fn step_check(model: &dyn LanguageModel, params: &mut ParamStore, seed: u64) -> 
 }
 
 /// All checks on every variant of the model: tied and untied, each ratio of heads, biases, QK-norm, each kind
-/// of rotary scaling, odd vocabularies.
+/// of rotary scaling, odd vocabularies, a sliding window, capped scores.
 pub fn verify_variants(seed: u64) -> Result<Report> {
     verify_variants_on(Device::Cpu, Precision::Full, seed)
 }
@@ -214,7 +214,9 @@ fn variants() -> Vec<(String, LlamaConfig)> {
         ),
         ("llama3 rope".to_string(), LlamaConfig { rope_scaling: Some(llama3), ..base.clone() }),
         ("vocabulary of 257".to_string(), LlamaConfig { vocab_size: 257, ..base.clone() }),
-        ("vocabulary of 2".to_string(), LlamaConfig { vocab_size: 2, ..base }),
+        ("vocabulary of 2".to_string(), LlamaConfig { vocab_size: 2, ..base.clone() }),
+        ("sliding window".to_string(), LlamaConfig { sliding_window: Some(5), ..base.clone() }),
+        ("capped scores".to_string(), LlamaConfig { attn_logit_softcapping: Some(2.0), ..base }),
     ]);
     variants
 }
