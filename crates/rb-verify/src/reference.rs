@@ -104,15 +104,20 @@ fn scores(
         }
         for at in 0..x.len() {
             let (row, t) = (at / len * len, at % len);
-            let start = usize::try_from(doc_start[at]).unwrap_or(0);
+            let begin = usize::try_from(doc_start[at]).unwrap_or(0);
+            // Of the keys of its document a query sees the last ones, its own among them.
+            let start =
+                config.sliding_window.map_or(begin, |window| begin.max((t + 1).saturating_sub(window)));
             let mut mixed = vec![0.0; h * d];
             for head in 0..h {
                 let key = head / (h / g);
                 let q = &heads[at][0][head * d..][..d];
-                let seen = start..t + 1;
+                let window = config.sliding_window.map_or(0, |window| (t + 1).saturating_sub(window));
+                let seen = start.max(window)..t + 1;
                 let dot = |s: usize| -> f64 {
                     let k = &heads[row + s][1][key * d..][..d];
-                    q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                    let score = q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
+                    config.attn_logit_softcapping.map_or(score, |cap| cap * (score / cap).tanh())
                 };
                 let weights: Vec<f64> = seen.clone().map(dot).collect();
                 let top = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -19,7 +19,7 @@ const MOST_PARTS: usize = 24;
 /// The model cannot run at all.
 pub fn gradients_are_slopes(model: &dyn LanguageModel, params: &ParamStore, seed: u64) -> Result<Check> {
     /// Error of the central difference: about `STEP^2` of the third derivative and `1e-16 / STEP`.
-    const STEP: f64 = 1e-5;
+    const STEP: f64 = 3e-6;
     let wide = params.to_device(Device::Cpu)?.to_dtype(DType::F64)?;
     let batch = packed_documents(model, seed)?;
     let mut grads = GradStore::new(&wide)?;

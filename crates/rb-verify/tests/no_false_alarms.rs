@@ -12,17 +12,18 @@ const CASES: u32 = 25;
 /// Sizes are small and odd where a model allows it; heads in every ratio.
 fn config() -> impl Strategy<Value = LlamaConfig> {
     let heads = (1usize..=3, 1usize..=3, 1usize..=4);
-    let sizes = (5usize..=80, 3usize..=29, 1usize..=2, 2usize..=12);
+    let sizes = (5usize..=80, 9usize..=41, 1usize..=2, 2usize..=12);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    let numbers = (0.03f64..0.1, 100.0f64..20_000.0, 0usize..3, 1usize..=3);
+    let numbers = (0.03f64..0.1, 100.0f64..20_000.0, 0usize..3, 1usize..=3, 0usize..3);
     (heads, sizes, flags, numbers).prop_map(|(heads, sizes, flags, numbers)| {
         let (kv_heads, group, half_head) = heads;
         let (vocab, inner, layers, positions) = sizes;
         let (tied, bias, qk_norm, own_width) = flags;
-        let (range, theta, scaling, wider) = numbers;
+        let (range, theta, scaling, wider, cap) = numbers;
         let (num_heads, head_dim) = (kv_heads * group, 2 * half_head);
-        // A width that is not that of all heads together.
-        let hidden = num_heads * if own_width { head_dim + wider } else { head_dim };
+        // Often not the width of all heads together, and never too narrow to memorise a batch.
+        let share = if own_width { head_dim + wider } else { head_dim };
+        let hidden = num_heads * share.max(24usize.div_ceil(num_heads));
         LlamaConfig {
             num_key_value_heads: Some(kv_heads),
             head_dim: Some(head_dim),
@@ -39,10 +40,11 @@ fn config() -> impl Strategy<Value = LlamaConfig> {
                 }),
                 _ => None,
             },
+            attn_logit_softcapping: (cap == 1).then_some(2.0 + wider as f64),
             attention_bias: bias,
             use_qk_norm: qk_norm,
             tie_word_embeddings: tied,
-            ..LlamaConfig::new(vocab, hidden.max(8 * num_heads), inner, layers, num_heads)
+            ..LlamaConfig::new(vocab, hidden, inner, layers, num_heads)
         }
     })
 }

@@ -224,7 +224,7 @@ mod tests {
         assert!(message.contains("c.toml:9:") && message.contains("expected u64"), "{message}");
         assert!(load_text("[model\n", &[]).unwrap_err().to_string().contains("c.toml:1:"));
         let message = load(Path::new("/nowhere/c.toml"), &[]).unwrap_err().to_string();
-        assert!(message.starts_with("/nowhere/c.toml: reading the config failed"), "{message}");
+        assert!(message.starts_with("/nowhere/c.toml: cannot be read"), "{message}");
     }
 
     #[test]
