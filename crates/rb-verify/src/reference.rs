@@ -104,10 +104,7 @@ fn scores(
         }
         for at in 0..x.len() {
             let (row, t) = (at / len * len, at % len);
-            let begin = usize::try_from(doc_start[at]).unwrap_or(0);
-            // Of the keys of its document a query sees the last ones, its own among them.
-            let start =
-                config.sliding_window.map_or(begin, |window| begin.max((t + 1).saturating_sub(window)));
+            let start = usize::try_from(doc_start[at]).unwrap_or(0);
             let mut mixed = vec![0.0; h * d];
             for head in 0..h {
                 let key = head / (h / g);
