@@ -67,8 +67,14 @@ impl Equivalents {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// A list of one change.
+    pub fn list(file: &str, line: &str, change: &str) -> Equivalents {
+        let [file, line, change, reason] = [file, line, change, "a reason"].map(str::to_string);
+        Equivalents { equivalent: vec![Entry { file, line, changes: vec![change], reason }] }
+    }
 
     #[test]
     fn entries_are_found_by_text_and_stale_ones_are_named() {

@@ -148,6 +148,8 @@ struct Summary {
     /// A line for each survivor.
     text: String,
     killed: usize,
+    /// Of `killed`, those whose test did not end in time.
+    hung: usize,
     survived: usize,
     equivalent: usize,
     listed_but_killed: usize,
@@ -156,10 +158,22 @@ struct Summary {
 impl Summary {
     fn new(chosen: &[&Mutant], verdicts: &[Verdict], equivalents: &Equivalents) -> Summary {
         let mut summary = Summary::default();
+        // An entry of the list is a line and a change; the same may stand in two places, of which one matters.
+        let same =
+            |a: &Mutant, b: &Mutant| (&a.file, &a.source, &a.change) == (&b.file, &b.source, &b.change);
+        let survives = |mutant: &Mutant| {
+            let pairs = chosen.iter().zip(verdicts);
+            pairs.into_iter().any(|(m, verdict)| same(m, mutant) && matches!(verdict, Verdict::Survived(_)))
+        };
         for (mutant, verdict) in chosen.iter().zip(verdicts) {
             match (verdict, equivalents.reason(mutant)) {
                 (Verdict::Killed(_), None) => summary.killed += 1,
-                (Verdict::Killed(test), Some(_)) => {
+                (Verdict::Hung(_), None) => {
+                    summary.killed += 1;
+                    summary.hung += 1;
+                }
+                (Verdict::Killed(_) | Verdict::Hung(_), Some(_)) if survives(mutant) => summary.killed += 1,
+                (Verdict::Killed(test) | Verdict::Hung(test), Some(_)) => {
                     summary.listed_but_killed += 1;
                     summary.text += &format!(
                         "error: {}: listed as equivalent, but {test} notices it; remove it from {}\n",
@@ -182,10 +196,11 @@ impl Summary {
         let judged = self.killed + self.survived;
         let rate = 100.0 * self.killed as f64 / judged.max(1) as f64;
         format!(
-            "{} killed, {} survived of {judged} mutants tried ({num_mutants} in all; {} equivalent): kill rate {rate:.1} % in {:.0} s",
+            "{} killed, {} survived of {judged} mutants tried ({num_mutants} in all; {} equivalent; {} killed by the time limit): kill rate {rate:.1} % in {:.0} s",
             self.killed,
             self.survived,
             self.equivalent,
+            self.hung,
             time.as_secs_f64()
         )
     }
@@ -239,6 +254,13 @@ mod tests {
             Summary::new(&[&mutant, &mutant], &[Verdict::Killed("t".into()), Verdict::Survived(3)], &none);
         assert_eq!((summary.killed, summary.survived), (1, 1));
         assert!(summary.text.contains("src/ops/a.rs:7: [1] a + b -> a - b"), "{}", summary.text);
+        assert!(summary.text.matches("survived").count() == 1 && summary.listed_but_killed == 0);
+        let list = equivalent::tests::list("ops/a.rs", "a + b", "a + b -> a - b");
+        let killed = [Verdict::Killed("t".into()), Verdict::Hung("t".into())];
+        assert_eq!(Summary::new(&[&mutant, &mutant], &killed, &list).listed_but_killed, 2);
+        let mixed = [Verdict::Killed("t".into()), Verdict::Survived(3)];
+        let seen = Summary::new(&[&mutant, &mutant], &mixed, &list);
+        assert_eq!((seen.killed, seen.equivalent, seen.listed_but_killed), (1, 1, 0));
         assert!(summary.line(5, Duration::from_secs(2)).contains("kill rate 50.0 %"));
     }
 }

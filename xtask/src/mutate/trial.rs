@@ -13,7 +13,7 @@ use crate::error::Error;
 /// How often a running test is looked at.
 const POLL: Duration = Duration::from_millis(2);
 /// Least time until a test counts as hanging: a loop without end is a change that somebody notices.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A test of the program and what it runs through.
 pub struct Test {
@@ -37,10 +37,10 @@ pub fn explore(program: &Path, folder: &Path, wanted: fn(&str) -> bool) -> Resul
         // Left by an earlier run; a test that reaches nothing writes none.
         let _ = std::fs::remove_file(&trace);
         let start = Instant::now();
-        let good =
+        let end =
             run(program, name, |command| command.env("TRACE_MUTANTS", &trace), Duration::from_secs(600))?;
         let time = start.elapsed();
-        if !good {
+        if end != End::Passed {
             let detail = format!("{name} fails as the code is; run `cargo test -p rb-autograd`");
             return Err(Error::Program { program: program.display().to_string(), detail });
         }
@@ -51,10 +51,20 @@ pub fn explore(program: &Path, folder: &Path, wanted: fn(&str) -> bool) -> Resul
     traced.into_iter().collect()
 }
 
+/// How a test ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    OutOfTime,
+}
+
 /// How a mutant fared.
 pub enum Verdict {
-    /// This test noticed it.
+    /// This test failed.
     Killed(String),
+    /// This test did not end in time.
+    Hung(String),
     /// None of so many tests that run through it did.
     Survived(usize),
 }
@@ -76,10 +86,12 @@ pub fn judge(
         for test in &order {
             let number = mutant.number.to_string();
             let limit = PATIENCE.max(test.time * 20);
-            if !run(program, &test.name, |command| command.env("ACTIVE_MUTANT", &number), limit)? {
-                verdict = Verdict::Killed(test.name.clone());
-                break;
+            match run(program, &test.name, |command| command.env("ACTIVE_MUTANT", &number), limit)? {
+                End::Passed => continue,
+                End::Failed => verdict = Verdict::Killed(test.name.clone()),
+                End::OutOfTime => verdict = Verdict::Hung(test.name.clone()),
             }
+            break;
         }
         progress(done.fetch_add(1, Ordering::Relaxed) + 1);
         Ok(verdict)
@@ -87,13 +99,13 @@ pub fn judge(
     verdicts.into_iter().collect()
 }
 
-/// Whether one test passes within `limit`.
+/// Runs one test, for `limit` at most.
 fn run(
     program: &Path,
     test: &str,
     set: impl FnOnce(&mut Command) -> &mut Command,
     limit: Duration,
-) -> Result<bool, Error> {
+) -> Result<End, Error> {
     let spawn = |source| Error::Spawn { program: program.display().to_string(), source };
     let mut command = Command::new(program);
     command.args([test, "--exact", "--quiet", "--test-threads=1"]);
@@ -104,12 +116,12 @@ fn run(
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().map_err(spawn)? {
-            return Ok(status.success());
+            return Ok(if status.success() { End::Passed } else { End::Failed });
         }
         if start.elapsed() > limit {
             child.kill().map_err(spawn)?;
             child.wait().map_err(spawn)?;
-            return Ok(false);
+            return Ok(End::OutOfTime);
         }
         std::thread::sleep(POLL);
     }

@@ -61,8 +61,8 @@ const ARBITER_REPORT: &str = "target/verify/arbiter.json";
 /// Run directory of the smoke test, from the repository root.
 const SMOKE_RUN: &str = "target/verify/quickstart-run";
 
-/// Changes of backward code that are tried: what two cores do in a minute.
-const NUM_MUTANTS: &str = "200";
+/// Changes of backward code that are tried: with the build, what two cores do in a minute and a half.
+const NUM_MUTANTS: &str = "120";
 
 pub const STEPS: &[Step] = &[
     cargo("fmt", &["fmt", "--all", "--check"], nothing_more),
