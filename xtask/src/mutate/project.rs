@@ -98,7 +98,7 @@ fn workspace(manifest: &str) -> String {
 /// Builds the unit tests of the copy; the program that runs them. Dependencies are those of the repository's own
 /// tests.
 pub fn build(root: &Path) -> Result<PathBuf, Error> {
-    let words = ["test", "--offline", "--lib", "--no-run", "--message-format=json-render-diagnostics"];
+    let words = ["test", "--lib", "--no-run", "--message-format=json-render-diagnostics"];
     let program = format!("cargo {}", words.join(" "));
     let mut command = Command::new("cargo");
     command.args(words).current_dir(root.join(COPY)).stdin(Stdio::null()).stderr(Stdio::piped());
