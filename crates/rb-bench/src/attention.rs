@@ -1,7 +1,7 @@
 //! `bench attention`: the speed of attention alone on a GPU, forward and backward, over batches, lengths and head
 //! sizes. A speed is shown only where the result agrees with the plain kernels.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use half::bf16;
@@ -11,6 +11,8 @@ use rb_cuda::{Gpu, GpuOptions};
 use rb_tensor::{DType, Device, Rng, Tensor, TensorError};
 use rb_train::{Result, TrainError};
 use serde::Serialize;
+
+use crate::report::write_json;
 
 /// Times bf16 attention on the first GPU; no speed is shown where the result is not that of the plain kernels.
 #[derive(Parser, Debug, Clone)]
@@ -161,15 +163,7 @@ pub fn bench(args: &Args) -> Result<()> {
             }
         }
     }
-    let Some(path) = &args.json else { return Ok(()) };
-    let unwritten = |reason: String| TrainError::Config { origin: "--json".into(), reason };
-    if path == Path::new("-") {
-        println!("{}", serde_json::to_string(&report).map_err(|error| unwritten(error.to_string()))?);
-    } else {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| unwritten(error.to_string()))?;
-        rb_data::atomic::write(path, text.as_bytes())?;
-    }
-    Ok(())
+    write_json(args.json.as_deref(), &report)
 }
 
 /// Random bf16 values: a pool of a million that repeats with a prime period, so that no two rows are equal.

@@ -9,7 +9,6 @@ mod report;
 mod run;
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -47,13 +46,5 @@ fn bench(args: &Args, started: Instant) -> Result<()> {
     for line in report.lines() {
         println!("{line}");
     }
-    let Some(path) = &args.json else { return Ok(()) };
-    let unwritten = |reason: String| TrainError::Config { origin: "--json".into(), reason };
-    if path == Path::new("-") {
-        println!("{}", serde_json::to_string(&report).map_err(|error| unwritten(error.to_string()))?);
-    } else {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| unwritten(error.to_string()))?;
-        rb_data::atomic::write(path, text.as_bytes())?;
-    }
-    Ok(())
+    report::write_json(args.json.as_deref(), &report)
 }

@@ -1,6 +1,9 @@
 //! What a benchmark tells: numbers for people and for programs.
 
+use std::path::Path;
+
 use rb_nn::{LlamaConfig, flops_per_token};
+use rb_train::{Result, TrainError};
 use rb_verify::Pass;
 use serde::Serialize;
 
@@ -253,6 +256,26 @@ pub fn median(values: &[f64]) -> f64 {
         n if n.is_multiple_of(2) => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
         n => sorted[n / 2],
     }
+}
+
+/// Writes all results where `--json` says: to a file, or for `-` as one line of the output; nowhere if left out.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_json(path: Option<&Path>, report: &impl Serialize) -> Result<()> {
+    let unwritten =
+        |error: serde_json::Error| TrainError::Config { origin: "--json".into(), reason: error.to_string() };
+    match path {
+        None => {}
+        Some(path) if path == Path::new("-") => {
+            println!("{}", serde_json::to_string(report).map_err(unwritten)?);
+        }
+        Some(path) => {
+            let text = serde_json::to_string_pretty(report).map_err(unwritten)?;
+            rb_data::atomic::write(path, text.as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

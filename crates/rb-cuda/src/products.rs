@@ -234,7 +234,6 @@ fn search(
         Ok(milliseconds * 1e3 / times as f64)
     };
     let mut timed: Vec<(f64, Algorithm)> = Vec::new();
-    let mut judge = None;
     let (mut least, mut default_us) = (f64::INFINITY, f64::INFINITY);
     let began = Instant::now();
     for (at, candidate) in candidates.iter().enumerate() {
@@ -261,11 +260,10 @@ fn search(
         if at == 0 {
             default_us = us;
         }
-        judge = judge.or(Some(candidate.algorithm));
         least = least.min(us);
         timed.push((us, candidate.algorithm));
     }
-    let ran = timed.len();
+    let (ran, judge) = (timed.len(), timed.first().map(|(_, algorithm)| *algorithm));
     timed.sort_by(|a, b| a.0.total_cmp(&b.0));
     let result = |algorithm: &Algorithm| -> Result<Vec<u8>> {
         c.fill(gpu, spec.c)?;

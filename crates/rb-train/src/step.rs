@@ -148,7 +148,7 @@ pub(crate) fn loss_on<'t>(
     document_mask: bool,
     terms: LossTerms,
 ) -> Result<()> {
-    let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    let options = loss_options(valid_tokens(batches), terms);
     for batch in batches {
         let (input, labels) = model_input(batch, document_mask, model.config().vocab_size, tape.device())?;
         model.loss(tape, &input, &labels, &options)?;
@@ -166,7 +166,7 @@ pub fn find_non_finite_in_backward(
     document_mask: bool,
     terms: LossTerms,
 ) -> Result<Option<String>> {
-    let options = loss_options(batches.iter().map(|b| b.valid_tokens).sum(), terms);
+    let options = loss_options(valid_tokens(batches), terms);
     grads.mark_stale();
     for batch in batches {
         let (input, labels) =
@@ -228,6 +228,11 @@ fn clip_in_place(grads: &mut GradStore, max_norm: f64) -> Result<()> {
         _ => grads.arena_mut().as_mut_slice::<f32>()?.iter_mut().for_each(|g| *g *= scale as f32),
     }
     Ok(())
+}
+
+/// Tokens of a step that are targets.
+pub(crate) fn valid_tokens(batches: &[Batch]) -> usize {
+    batches.iter().map(|b| b.valid_tokens).sum()
 }
 
 pub(crate) fn loss_options(valid_tokens: usize, terms: LossTerms) -> CrossEntropyOptions {

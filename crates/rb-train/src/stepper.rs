@@ -238,7 +238,7 @@ impl Inputs {
         }
         let len = all.len();
         self.integers.write(0, &Tensor::from_vec(all, [len])?)?;
-        let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
+        let valid = step::valid_tokens(batches);
         let factor = (1.0 / valid.max(1) as f64) as f32;
         Ok(self.factor.write(0, &Tensor::from_vec(vec![factor], [1])?)?)
     }

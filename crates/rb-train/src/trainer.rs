@@ -333,7 +333,7 @@ impl Trainer {
             self.observer.event(self.step, EventKind::Warning, message)?;
         }
         let seen: usize = batches.iter().map(|b| b.batch_size * b.seq_len).sum();
-        let valid: usize = batches.iter().map(|b| b.valid_tokens).sum();
+        let valid = step::valid_tokens(&batches);
         self.tokens += seen as u64;
         let numbers = StepNumbers {
             step: self.step,

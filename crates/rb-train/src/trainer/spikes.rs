@@ -17,8 +17,12 @@ impl Trainer {
     /// Whether something is to be seen between the gradients and the update of the next step, which a captured step
     /// does not stop for.
     pub(super) fn looks_before_the_update(&self) -> bool {
+        self.config.train.on_spike == OnSpike::Skip || self.statistics_are_due()
+    }
+
+    fn statistics_are_due(&self) -> bool {
         let every = self.config.train.statistics_steps;
-        self.config.train.on_spike == OnSpike::Skip || (every != 0 && (self.step + 1).is_multiple_of(every))
+        every != 0 && (self.step + 1).is_multiple_of(every)
     }
 
     /// With `on_spike = "skip"`: judges a step before it changes anything, which on a GPU waits for its numbers. True
@@ -104,14 +108,10 @@ impl Trainer {
 
     /// Every `train.statistics_steps` steps: sizes of activations, gradients and weights.
     pub(super) fn write_statistics(&mut self, batches: &[Batch]) -> Result<()> {
-        let every = self.config.train.statistics_steps;
-        let step = self.step + 1;
-        let (true, Some(batch)) = (every != 0 && step.is_multiple_of(every), batches.first()) else {
-            return Ok(());
-        };
+        let (true, Some(batch)) = (self.statistics_are_due(), batches.first()) else { return Ok(()) };
         let started = std::time::Instant::now();
         let mask = self.config.data.document_mask;
-        let all = statistics::collect(&self.model, &self.params, &self.grads, batch, mask, step)?;
+        let all = statistics::collect(&self.model, &self.params, &self.grads, batch, mask, self.step + 1)?;
         statistics::append(&self.run.path().join("statistics.jsonl"), &all)?;
         self.observer.pause(started.elapsed());
         Ok(())
