@@ -1,6 +1,7 @@
 //! `rb`: trains, samples and checks language models.
 
 mod cli;
+mod data;
 mod doctor;
 mod generate;
 mod kernels;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Data { command } => data::run(&command),
         Command::Doctor => doctor::run(),
         Command::Kernels(args) => kernels::run(&args),
         Command::Verify(args) => verify::run(&args),
