@@ -55,6 +55,7 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         let options = FertilityOptions { held_out, ..FertilityOptions::default() };
         check_fertility(&fertility::measure(corpus.documents(), &tokenizer, &languages, options)?, say)?;
     }
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
     tokenizer.save(run.tokenizer())?;
     let documents = corpus.documents().map(|d| d.map(|d| d.text));
     let (train, validation) =
@@ -117,6 +118,7 @@ fn prepare_from(config: &Config, folder: &Path, run: &RunDir, say: &mut dyn FnMu
             fertility::measure(documents, &prepared.tokenizer, &languages, FertilityOptions::default())?;
         check_fertility(&report, say)?;
     }
+    check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size())?;
     prepared.tokenizer.save(run.tokenizer())?;
     let (held_out_tokens, held_out_documents) = held_out.map_or((0, 0), |v| (v.len(), v.num_documents()));
     say(&format!(
@@ -154,6 +156,19 @@ fn documents<'d>(
         let ids: Vec<u32> = (start..end).filter_map(|index| data.get(index)).collect();
         let text = tokenizer.decode(&ids)?;
         Ok(Document { text, file: data.path().into(), line: document + 1, fields: Vec::new() })
+    })
+}
+
+/// The tokenizer sets the size of the vocabulary; another one in the config is a mistake, not a wish.
+fn check_vocabulary(stated: usize, entries: usize) -> Result<()> {
+    if stated == 0 || stated == entries {
+        return Ok(());
+    }
+    Err(TrainError::Config {
+        origin: "model.vocab_size".into(),
+        reason: format!(
+            "{stated} is asked for, but the tokenizer has {entries} entries; leave it out: the tokenizer sets it"
+        ),
     })
 }
 
