@@ -83,6 +83,9 @@ impl Trainer {
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
+        if let Some(line) = config.train.short_run() {
+            println!("{line}");
+        }
         let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
         let start = config.run.init_from.as_deref().map(start::folder).transpose()?;
         match &start {
