@@ -6,7 +6,7 @@ use rb_autograd::ParamStore;
 use rb_data::Tokenizer;
 use rb_nn::{LlamaConfig, weights};
 
-use crate::{Result, TrainError, checkpoint};
+use crate::{Config, Result, TrainError, checkpoint};
 
 /// The model folder that `run.init_from` means: itself, or the newest whole checkpoint of a run.
 ///
@@ -32,12 +32,24 @@ pub(crate) fn model(folder: &Path) -> Result<LlamaConfig> {
     LlamaConfig::from_json(&folder.join("config.json")).map_err(|e| wrong(e.to_string()))
 }
 
-/// Checks that `config` and `tokenizer` can take the weights of `folder`. Positions, rotary settings and windows may
-/// differ: they have no weights, and a run may want others.
+/// Checks, before anything is made, that a config can take the weights of `folder`.
 ///
 /// # Errors
-/// Every size that differs, with both values; another tokenizer, in which the same numbers mean other tokens.
-pub(crate) fn check(config: &LlamaConfig, tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
+/// As [`check_sizes`] and [`check_tokenizer`].
+pub(crate) fn check(config: &Config, folder: &Path) -> Result<()> {
+    check_sizes(&config.model, folder)?;
+    match &config.tokenizer.path {
+        Some(path) => check_tokenizer(&Tokenizer::load(path)?, folder),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a model can take the weights of `folder`. Positions, rotary settings and windows may differ: they have no
+/// weights, and a run may want others.
+///
+/// # Errors
+/// Every size that differs, with both values.
+fn check_sizes(config: &LlamaConfig, folder: &Path) -> Result<()> {
     let stored = model(folder)?;
     let sizes = |c: &LlamaConfig| {
         [
@@ -61,6 +73,15 @@ pub(crate) fn check(config: &LlamaConfig, tokenizer: &Tokenizer, folder: &Path) 
         let what = "leave the section [model] out to take the folder's";
         return Err(wrong(format!("{}: {}; {what}", folder.display(), differences.join(", "))));
     }
+    Ok(())
+}
+
+/// Checks that the weights of `folder` know the tokens of a tokenizer.
+///
+/// # Errors
+/// Another tokenizer, in which the same numbers mean other tokens; one with more entries than the model.
+pub(crate) fn check_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
+    let stored = model(folder)?;
     let path = folder.join("tokenizer.json");
     if path.is_file() && Tokenizer::load(&path)?.sha256() != tokenizer.sha256() {
         let what = "this run's tokenizer is not the folder's, so that its tokens would mean something else to the weights";
@@ -80,7 +101,7 @@ pub(crate) fn check(config: &LlamaConfig, tokenizer: &Tokenizer, folder: &Path) 
     Ok(())
 }
 
-/// Fills `params` with the weights of a folder that [`check`] accepted.
+/// Fills `params` with the weights of a folder that [`check`] accepts.
 ///
 /// # Errors
 /// Weights that are missing, unexpected or of another shape: all of them are listed.

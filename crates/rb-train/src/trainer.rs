@@ -80,6 +80,8 @@ impl Trainer {
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
         crate::host_memory::check(&config, device.0)?;
+        let start = config.run.init_from.as_deref().map(start::folder).transpose()?;
+        start.as_ref().map_or(Ok(()), |folder| start::check(&config, folder))?;
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
@@ -87,14 +89,13 @@ impl Trainer {
             println!("{line}");
         }
         let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
-        let start = config.run.init_from.as_deref().map(start::folder).transpose()?;
         match &start {
             None => {
                 config.model.vocab_size = data.tokenizer.vocab_size();
                 config.model.bos_token_id = Some(data.tokenizer.eos_id());
             }
             Some(folder) => {
-                start::check(&config.model, &data.tokenizer, folder)?;
+                start::check_tokenizer(&data.tokenizer, folder)?;
                 config.model.vocab_size = start::model(folder)?.vocab_size;
             }
         }
