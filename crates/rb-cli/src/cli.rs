@@ -41,7 +41,7 @@ pub(crate) enum Command {
         rb generate MODEL_FOLDER --device cuda --max-new-tokens 500")]
     Generate(GenerateArgs),
     /// Judge a model: held-out text beside its baselines, questions with choices
-    #[command(after_help = "Examples:\n  rb eval runs/quickstart --data held_out.txt\n  \
+    #[command(after_help = "Examples:\n  rb eval runs/quickstart --held-out\n  \
         rb eval MODEL_FOLDER --data bn=bangla.jsonl --data en=english.jsonl --out results.json\n  \
         rb eval MODEL_FOLDER --task hellaswag=hellaswag_val.jsonl --task choices=my_questions.jsonl --limit 500")]
     Eval(EvalArgs),
@@ -225,6 +225,9 @@ pub(crate) struct EvalArgs {
     /// May be repeated.
     #[arg(long, value_name = "[NAME=]PATH")]
     pub(crate) data: Vec<NamedPath>,
+    /// The text that the model's own run held out, as `held_out`.
+    #[arg(long)]
+    pub(crate) held_out: bool,
     /// Questions: hellaswag, arc_easy, arc_challenge, piqa, openbookqa or winogrande in their published JSON lines, or
     /// choices: {"context", "choices", "answer"} a line. May be repeated.
     #[arg(long, value_name = "KIND=FILE")]

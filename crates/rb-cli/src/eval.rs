@@ -19,14 +19,13 @@ const CPU_TOKENS: usize = 2048;
 const GPU_TOKENS: usize = 16_384;
 
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
-    if args.data.is_empty() && args.task.is_empty() {
-        let what =
-            "say what to judge with: --data [NAME=]PATH for held-out text, --task KIND=FILE for questions";
+    if args.data.is_empty() && args.task.is_empty() && !args.held_out {
+        let what = "say what to judge with: --held-out or --data [NAME=]PATH for text, --task KIND=FILE for questions";
         return Err(Failure::new(2, what));
     }
     let started = Instant::now();
     // Files are read before the model: a typing error costs no time.
-    let texts = read_texts(&args.data)?;
+    let mut texts = read_texts(&args.data)?;
     let tasks =
         args.task.iter().map(|task| Ok((task, questions(task)?))).collect::<Result<Vec<_>, Failure>>()?;
     let folder = model::folder(&args.model)?;
@@ -36,6 +35,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let usual = if device == Device::Cpu { CPU_TOKENS } else { GPU_TOKENS };
     let batch_tokens = args.batch_tokens.map_or(usual, |tokens| tokens as usize);
     let judge = Judge::new(&lm, &params, batch_tokens);
+    if args.held_out {
+        texts.extend(held_out(&args.model, &tokenizer)?);
+    }
     let mut results = Results::default();
     if !texts.is_empty() {
         let twin = twin(&lm, &params, args.twin_seed)?;
@@ -128,14 +130,35 @@ fn twin(lm: &CausalLm, params: &ParamStore, seed: u64) -> Result<ParamStore, Fai
     Ok(twin)
 }
 
+/// A file of the run that a model belongs to: of the run given, or of the run whose checkpoint is given.
+fn run_file(given: &Path, name: &str) -> Option<PathBuf> {
+    let runs = [Some(given), given.parent().and_then(Path::parent)].into_iter().flatten();
+    runs.map(|run| run.join(name)).find(|path| path.is_file())
+}
+
+/// The documents of the run's validation side, as text again.
+fn held_out(given: &Path, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
+    let Some(path) = run_file(given, "data/validation.bin") else {
+        let what = "belongs to no run that held text out; name a text with --data";
+        return Err(Failure::new(2, format!("{}: {what}", given.display())));
+    };
+    let data = TokenData::open(&path).map_err(Failure::failed)?;
+    data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
+    let mut texts = Vec::new();
+    for document in 0..data.num_documents() {
+        let start = data.document_start(document).unwrap_or(0);
+        let end = data.document_start(document + 1).unwrap_or(data.len());
+        let ids: Vec<u32> =
+            (start..end).filter_map(|i| data.get(i)).filter(|id| *id != data.eos_id()).collect();
+        let text = tokenizer.decode(&ids).map_err(Failure::failed)?;
+        texts.push(Text { language: "held_out".into(), text });
+    }
+    Ok(texts)
+}
+
 /// From the training tokens of the run that the model belongs to, where they are there.
 fn unigram(given: &Path, tokenizer: &Tokenizer, vocab_size: usize) -> Result<Option<Unigram>, Failure> {
-    let run: Option<PathBuf> = [Some(given), given.parent().and_then(Path::parent)]
-        .into_iter()
-        .flatten()
-        .map(|run| run.join("data").join("train.bin"))
-        .find(|path| path.is_file());
-    let Some(path) = run else { return Ok(None) };
+    let Some(path) = run_file(given, "data/train.bin") else { return Ok(None) };
     let data = TokenData::open(&path).map_err(Failure::failed)?;
     data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
     Ok(Some(Unigram::of_training(&data, vocab_size)))

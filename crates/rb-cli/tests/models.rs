@@ -78,6 +78,9 @@ fn a_model_is_judged() {
     let samples = std::fs::read_to_string(place.path("samples.jsonl")).unwrap();
     assert_eq!(samples.lines().count(), 10);
 
+    assert!(place.good(&["eval", "run", "--held-out"]).contains("held_out "));
+    place.good(&["export", "run", "--out", "alone"]);
+    place.refused(&["eval", "alone", "--held-out"], 2, &["alone: belongs to no run that held text out"]);
     let limited = ["eval", "run", "--task", "choices=own.jsonl", "--limit", "3"];
     assert!(place.good(&limited).contains("own: 3 questions"));
     place.refused(&["eval", "run"], 2, &["--data", "--task"]);
