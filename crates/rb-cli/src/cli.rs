@@ -26,8 +26,10 @@ pub(crate) enum Command {
         rb train examples/quickstart.toml --gpu-memory-budget-mib 4096 --set train.recompute=auto\n  \
         rb train --resume runs/quickstart")]
     Train(TrainArgs),
-    /// Print what a step of a config needs of a GPU, without one
+    /// Print what a run needs of a GPU in memory, time and money, without one
     #[command(after_help = "Examples:\n  rb plan examples/quickstart.toml\n  \
+        rb plan examples/quickstart.toml --hours 10\n  \
+        rb plan examples/quickstart.toml --money 100 --price 3.50\n  \
         rb plan examples/quickstart.toml --card sm_86 --set train.recompute=block\n  \
         rb plan examples/quickstart.toml --set run.gpu_memory_budget_mib=4096")]
     Plan(PlanArgs),
@@ -92,9 +94,32 @@ pub(crate) struct PlanArgs {
     /// sm_120 (RTX 50).
     #[arg(long, value_name = "SM", default_value = "sm_90", value_parser = card)]
     pub(crate) card: (u32, u32),
+    /// Product name of the card whose measured speed gives the time, or a part of the name.
+    #[arg(long, value_name = "NAME", default_value = "NVIDIA H200")]
+    pub(crate) gpu: String,
+    /// File with what `bench --json` printed on the card at hand, instead of the shipped measurements.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) measured: Option<PathBuf>,
+    /// Tokens a second, instead of any measurement.
+    #[arg(long, value_name = "N", value_parser = above_zero, conflicts_with = "measured")]
+    pub(crate) tokens_per_second: Option<f64>,
+    /// Budget in hours of one card: says how many steps it pays for.
+    #[arg(long, value_name = "H", value_parser = above_zero)]
+    pub(crate) hours: Option<f64>,
+    /// Budget in money; needs --price.
+    #[arg(long, value_name = "M", value_parser = above_zero, conflicts_with = "hours", requires = "price")]
+    pub(crate) money: Option<f64>,
+    /// Money for an hour of the card.
+    #[arg(long, value_name = "P", value_parser = above_zero)]
+    pub(crate) price: Option<f64>,
     /// Override of a config key, for example train.seq_len=1024. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<Override>,
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| "expected a number above 0".into())
 }
 
 /// `(9, 0)` of `sm_90` or `sm_90a`.

@@ -35,6 +35,7 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         Some(path) => Tokenizer::load(path)?,
         None => train_tokenizer(config, &corpus, &plan, say)?,
     };
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
     tokenizer.save(run.tokenizer())?;
     let documents = corpus.documents().map(|d| d.map(|d| d.text));
     let (train, validation) =
@@ -54,6 +55,19 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         say("data: no text is held out, so there is no validation loss");
     }
     open(run)
+}
+
+/// The tokenizer sets the size of the vocabulary; another one in the config is a mistake, not a wish.
+fn check_vocabulary(stated: usize, entries: usize) -> Result<()> {
+    if stated == 0 || stated == entries {
+        return Ok(());
+    }
+    Err(TrainError::Config {
+        origin: "model.vocab_size".into(),
+        reason: format!(
+            "{stated} is asked for, but the tokenizer has {entries} entries; leave it out: the tokenizer sets it"
+        ),
+    })
 }
 
 /// Opens the token files and the tokenizer that a run wrote earlier, with their checksums.

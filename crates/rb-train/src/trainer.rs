@@ -82,6 +82,9 @@ impl Trainer {
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
+        if let Some(line) = config.train.short_run() {
+            println!("{line}");
+        }
         let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
         config.model.vocab_size = data.tokenizer.vocab_size();
         config.model.bos_token_id = Some(data.tokenizer.eos_id());

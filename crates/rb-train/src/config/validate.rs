@@ -1,6 +1,6 @@
 //! Rules that a config must obey, beyond the types of its values.
 
-use super::{Config, OptimizerChoice, Precision, Scheduler, WideDtype};
+use super::{Config, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
 
 impl Config {
     /// Checks values against each other.
@@ -82,6 +82,19 @@ impl Config {
             ));
         }
         Ok(())
+    }
+}
+
+impl TrainSection {
+    /// What to tell the user of a run that ends before its learning rate has risen: legal, and rarely meant.
+    pub fn short_run(&self) -> Option<String> {
+        (self.warmup_steps > 0 && self.warmup_steps >= self.max_steps).then(|| {
+            format!(
+                "train: the run ends in its warm-up (train.warmup_steps {} of train.max_steps {}), so the learning \
+                 rate only rises; set train.warmup_steps lower",
+                self.warmup_steps, self.max_steps
+            )
+        })
     }
 }
 
