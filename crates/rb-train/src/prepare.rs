@@ -35,7 +35,10 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         Some(path) => Tokenizer::load(path)?,
         None => train_tokenizer(config, &corpus, &plan, say)?,
     };
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
+    // A model to start from may have more entries than its tokenizer.
+    if config.run.init_from.is_none() {
+        check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
+    }
     tokenizer.save(run.tokenizer())?;
     let documents = corpus.documents().map(|d| d.map(|d| d.text));
     let (train, validation) =

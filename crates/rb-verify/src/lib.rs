@@ -8,6 +8,7 @@
 //! | `language_model.rs` | what the checks ask of a model |
 //! | `model.rs` | causality, position sensitivity, initial loss, tied weights, overfitting one batch |
 //! | `reference.rs` | scores and loss by the formulas, in f64 |
+//! | `cached.rs` | a cache of keys and values changes no scores |
 //! | `slopes.rs` | gradients against the slope of the loss, against f64, and accumulated; every part matters |
 //! | `independence.rs` | other documents, rows and padding change nothing |
 //! | `stepping.rs` | optimizer against its formula, schedule against its promises |
@@ -22,6 +23,7 @@
 mod arbiter;
 mod attention;
 mod batches;
+mod cached;
 mod device;
 mod error;
 mod gates;
@@ -39,6 +41,7 @@ mod work;
 
 pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
 pub use attention::verify_attention;
+pub use cached::cached_scores;
 pub use device::{Extent, kernel_units, verify_device};
 pub use error::{Result, VerifyError};
 pub use gates::loss_gates;

@@ -9,10 +9,10 @@ use rb_tensor::{Device, Rng, Tensor};
 use crate::batches::random_batch;
 use crate::model::backward;
 use crate::{
-    Check, LanguageModel, Report, Result, accumulation, causality, every_part_matters, follows_formulas,
-    fused_trains_as_unfused, gradient_flow, gradients_are_slopes, gradients_follow_f64, independence,
-    initial_loss, moved_after_step, optimizer_follows_formula, overfit, position_sensitivity, recomputation,
-    step_work, tied_weights,
+    Check, LanguageModel, Report, Result, accumulation, cached_scores, causality, every_part_matters,
+    follows_formulas, fused_trains_as_unfused, gradient_flow, gradients_are_slopes, gradients_follow_f64,
+    independence, initial_loss, moved_after_step, optimizer_follows_formula, overfit, position_sensitivity,
+    recomputation, step_work, tied_weights,
 };
 
 /// What every run executes before its first step; the weights are not changed. `fresh` is false for a resumed
@@ -129,6 +129,7 @@ fn check_structure(
     report.checks.extend(accumulation(model, params, seed)?);
     if let Some(decoder) = model.as_causal_lm() {
         report.push(tied_weights(decoder, params, seed)?);
+        report.push(cached_scores(decoder, params, seed)?);
         report.push(recomputation(decoder, params, seed)?);
         if params.precision() == Precision::Full {
             report.push(fused_trains_as_unfused(decoder, params, seed)?);
@@ -238,6 +239,6 @@ mod tests {
     fn every_variant_passes() {
         let report = verify_variants(7).unwrap();
         assert!(report.passed(), "{report}");
-        assert_eq!(report.checks.len(), 18 * 23);
+        assert_eq!(report.checks.len(), 18 * 24);
     }
 }
