@@ -9,7 +9,7 @@
 //! | `model.rs` | causality, position sensitivity, initial loss, tied weights, overfitting one batch |
 //! | `reference.rs` | scores and loss by the formulas, in f64 |
 //! | `cached.rs` | a cache of keys and values changes no scores |
-//! | `slopes.rs` | gradients against the slope of the loss, against f64, and accumulated |
+//! | `slopes.rs` | gradients against the slope of the loss, against f64, and accumulated; every part matters |
 //! | `independence.rs` | other documents, rows and padding change nothing |
 //! | `stepping.rs` | optimizer against its formula, schedule against its promises |
 //! | `unfused.rs` | 200 steps beside a model of elementary operations |
@@ -51,7 +51,7 @@ pub use model::{causality, initial_loss, overfit, position_sensitivity, tied_wei
 pub use reference::follows_formulas;
 pub use report::{Check, Report};
 pub use run_gate::{Figure, Pass, Refusal, RunGate, Verdict};
-pub use slopes::{accumulation, gradients_are_slopes, gradients_follow_f64};
+pub use slopes::{accumulation, every_part_matters, gradients_are_slopes, gradients_follow_f64};
 pub use stepping::{optimizer_follows_formula, schedule_keeps_its_promises};
 pub use suite::{
     check_before_training, verify_config, verify_config_on, verify_model, verify_operations, verify_variants,
