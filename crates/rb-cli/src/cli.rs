@@ -8,6 +8,8 @@ use rb_eval::TaskKind;
 use rb_train::Override;
 
 use crate::Failure;
+use crate::data::DataCommand;
+use crate::tokenizer::TokenizerCommand;
 
 /// Pretrains decoder-only language models.
 #[derive(Parser)]
@@ -58,10 +60,15 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  rb logits runs/quickstart --out probe.safetensors\n  \
         python bench-scripts/check_transformers.py runs/quickstart probe.safetensors")]
     Logits(LogitsArgs),
-    /// Train a tokenizer
+    /// Train a tokenizer, or report how well one serves each language
     Tokenizer {
         #[command(subcommand)]
         command: TokenizerCommand,
+    },
+    /// Prepare text for training, or check what was prepared
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
     },
     /// Show what this machine offers
     #[command(after_help = "Example:\n  rb doctor")]
@@ -89,7 +96,8 @@ pub(crate) struct TrainArgs {
     /// Run directory to continue from its newest whole checkpoint.
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
-    /// Text to train on instead of the config's: a .txt or .jsonl file, or a folder. May be repeated.
+    /// Text to train on instead of the config's: a .txt, .jsonl or .parquet file, a folder, a pattern, or a folder
+    /// of `rb data prepare`. May be repeated.
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Vec<PathBuf>,
     /// Run directory to create.
@@ -351,37 +359,6 @@ pub(crate) struct LogitsArgs {
     /// Seed of the inputs.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-}
-
-#[derive(Subcommand)]
-pub(crate) enum TokenizerCommand {
-    /// Train a byte-level BPE tokenizer and write tokenizer.json
-    #[command(after_help = "Example:\n  rb tokenizer train my_text/ --vocab-size 16000 --out tokenizer.json")]
-    Train(TokenizerArgs),
-}
-
-#[derive(Args)]
-pub(crate) struct TokenizerArgs {
-    /// .txt and .jsonl files, and folders of them.
-    #[arg(required = true)]
-    pub(crate) data: Vec<PathBuf>,
-    /// Entries, the 256 bytes and special tokens included.
-    #[arg(long, default_value_t = 8192)]
-    pub(crate) vocab_size: usize,
-    /// How text is cut before merges.
-    #[arg(long, value_enum, default_value_t = SplitterArg::Rb)]
-    pub(crate) splitter: SplitterArg,
-    /// File to write.
-    #[arg(long, default_value = "tokenizer.json")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum SplitterArg {
-    /// Letters stay with their marks, joiners stay inside words.
-    Rb,
-    /// GPT-2's pattern, which cuts words at every combining mark.
-    Gpt2,
 }
 
 #[derive(Args)]

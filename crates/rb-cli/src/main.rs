@@ -1,6 +1,7 @@
 //! `rb`: trains, samples and checks language models.
 
 mod cli;
+mod data;
 mod doctor;
 mod eval;
 mod export;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Data { command } => data::run(&command),
         Command::Doctor => doctor::run(),
         Command::Kernels(args) => kernels::run(&args),
         Command::Verify(args) => verify::run(&args),

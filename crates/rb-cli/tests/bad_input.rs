@@ -21,9 +21,13 @@ fn text_that_cannot_be_read() {
     place.write("latin.txt", b"caf\xe9 au lait");
     data(&place, "latin.txt", &["latin.txt: byte 3 (0xE9) is not valid UTF-8", "iconv"]);
     place.write("table.csv", "a,b");
-    data(&place, "table.csv", &["table.csv is not a .txt or .jsonl file", "convert it"]);
+    data(
+        &place,
+        "table.csv",
+        &["table.csv is not a .txt, .jsonl (.gz, .zst) or .parquet file", "convert it"],
+    );
     std::fs::create_dir(place.path("folder")).unwrap();
-    data(&place, "folder", &["folder holds no .txt or .jsonl file"]);
+    data(&place, "folder", &["folder holds no .txt, .jsonl or .parquet file"]);
 }
 
 #[test]

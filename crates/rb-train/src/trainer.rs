@@ -30,6 +30,9 @@ use build::build_model;
 pub(crate) use build::{build_optimizer, freeze, schedule};
 use observer::{Observer, StepNumbers};
 
+/// Batches that are made while a step is computed.
+const BATCHES_AHEAD: usize = 2;
+
 /// A run between two steps.
 pub struct Trainer {
     config: Config,
@@ -131,7 +134,7 @@ impl Trainer {
         };
         let state = checkpoint::read_state(&found.path)?;
         let device = crate::device::select(&config.run)?;
-        let data = prepare::open(&run)?;
+        let data = prepare::open(&config, &run)?;
         let observer = Observer::resume(&run, &config, state.step)?;
         let mut trainer = Trainer::assemble(config, run, data, observer, device)?;
         checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
@@ -189,6 +192,7 @@ impl Trainer {
                 seed: config.run.seed,
                 shuffle: config.data.shuffle,
                 document_mask: config.data.document_mask,
+                prefetch: BATCHES_AHEAD,
                 ..LoaderConfig::default()
             },
         )?;

@@ -35,6 +35,10 @@ impl Config {
         if self.data.paths.iter().any(|path| path.as_os_str().is_empty()) {
             return Err("data.paths has an empty path; name a file or a folder, or remove it".into());
         }
+        if self.data.text_field.is_empty() {
+            return Err("data.text_field is empty; name the field with the text, usually \"text\"".into());
+        }
+        rb_data::Languages::new(self.data.languages.clone()).map_err(|e| format!("data.languages: {e}"))?;
         if self.tokenizer.path.is_none() {
             // The bytes and the token that ends a document.
             const LEAST: u64 = 256 + 1;
