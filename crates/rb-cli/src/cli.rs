@@ -1,8 +1,10 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use rb_eval::TaskKind;
 use rb_train::Override;
 
 use crate::Failure;
@@ -36,8 +38,24 @@ pub(crate) enum Command {
         rb plan examples/quickstart.toml --set run.gpu_memory_budget_mib=4096")]
     Plan(PlanArgs),
     /// Write text with a trained model
-    #[command(after_help = "Example:\n  rb generate runs/quickstart --prompt \"Once upon a time\"")]
+    #[command(after_help = "Examples:\n  rb generate runs/quickstart --prompt \"Once upon a time\"\n  \
+        rb generate runs/quickstart --temperature 1 --min-p 0.1 --seed 7 --stats\n  \
+        rb generate MODEL_FOLDER --device cuda --max-new-tokens 500")]
     Generate(GenerateArgs),
+    /// Judge a model: held-out text beside its baselines, questions with choices
+    #[command(after_help = "Examples:\n  rb eval runs/quickstart --held-out\n  \
+        rb eval MODEL_FOLDER --data bn=bangla.jsonl --data en=english.jsonl --out results.json\n  \
+        rb eval MODEL_FOLDER --task hellaswag=hellaswag_val.jsonl --task choices=my_questions.jsonl --limit 500")]
+    Eval(EvalArgs),
+    /// Take a Hugging Face folder of the Llama family in, checked, to judge it, generate with it or train it on
+    #[command(after_help = "Examples:\n  rb import downloads/some-llama --out models/start\n  \
+        rb generate models/start --prompt Hello")]
+    Import(ImportArgs),
+    /// Write a model for transformers or llama.cpp
+    #[command(after_help = "Examples:\n  rb export runs/quickstart --out my-model\n  \
+        rb export runs/quickstart --out my-model --dtype bf16 --shard-mib 2000\n  \
+        rb export runs/quickstart --format gguf --dtype q8_0 --out my-model.gguf")]
+    Export(ExportArgs),
     /// Write the logits of fixed random inputs, to compare a model with another program's
     #[command(after_help = "Example:\n  rb logits runs/quickstart --out probe.safetensors\n  \
         python bench-scripts/check_transformers.py runs/quickstart probe.safetensors")]
@@ -160,9 +178,175 @@ pub(crate) struct GenerateArgs {
     /// Draw only from the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 0.95)]
     pub(crate) top_p: f64,
+    /// Draw only from tokens with at least this part of the likeliest token's probability; 0 is all.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) min_p: f64,
+    /// Make tokens that occurred less likely: above 1; 1 changes nothing.
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) repetition_penalty: f64,
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Go on after the token that ends a text.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Read the whole text for every token instead of keeping keys and values: slow, the same tokens.
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    /// Print tokens and seconds to standard error at the end.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+}
+
+/// Where a model that is only read computes.
+#[derive(Args)]
+pub(crate) struct PlaceArgs {
+    /// A GPU where one is usable (auto), the CPU, or a GPU or an error.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// bf16 on a GPU and fp32 on the CPU (auto), or one of them.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Auto)]
+    pub(crate) precision: PrecisionArg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DeviceArg {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum PrecisionArg {
+    Auto,
+    Fp32,
+    Bf16,
+}
+
+#[derive(Args)]
+pub(crate) struct EvalArgs {
+    /// Run directory, checkpoint or model folder.
+    pub(crate) model: PathBuf,
+    /// Held-out text: a .txt or .jsonl file or a folder. Its losses are shown by NAME, or by file where no name is given.
+    /// May be repeated.
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub(crate) data: Vec<NamedPath>,
+    /// The text that the model's own run held out, as `held_out`.
+    #[arg(long)]
+    pub(crate) held_out: bool,
+    /// Questions: hellaswag, arc_easy, arc_challenge, piqa, openbookqa or winogrande in their published JSON lines, or
+    /// choices: {"context", "choices", "answer"} a line. May be repeated.
+    #[arg(long, value_name = "KIND=FILE")]
+    pub(crate) task: Vec<TaskFile>,
+    /// Only the first N questions of each task.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    /// Write the results in the JSON of lm-evaluation-harness.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Write what each choice of each question got, a JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) samples: Option<PathBuf>,
+    /// Seed of the weights of the random twin.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) twin_seed: u64,
+    /// Tokens read at once; fewer need less memory.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+}
+
+/// `NAME=PATH`, or a path alone.
+#[derive(Clone)]
+pub(crate) struct NamedPath {
+    pub(crate) name: Option<String>,
+    pub(crate) path: PathBuf,
+}
+
+impl FromStr for NamedPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NamedPath, String> {
+        match text.split_once('=') {
+            Some((name, path)) if !name.is_empty() && !path.is_empty() && !name.contains(['/', '\\']) => {
+                Ok(NamedPath { name: Some(name.into()), path: path.into() })
+            }
+            _ if text.is_empty() => Err("is empty; name a file or a folder".into()),
+            _ => Ok(NamedPath { name: None, path: text.into() }),
+        }
+    }
+}
+
+/// `KIND=FILE`.
+#[derive(Clone)]
+pub(crate) struct TaskFile {
+    pub(crate) name: String,
+    pub(crate) kind: TaskKind,
+    pub(crate) path: PathBuf,
+}
+
+impl FromStr for TaskFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TaskFile, String> {
+        let (kind, path) = text.split_once('=').ok_or("expected KIND=FILE, for example piqa=valid.jsonl")?;
+        let (kind, path) = (kind.parse::<TaskKind>()?, PathBuf::from(path));
+        // Own questions go by the name of their file.
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let name = if kind == TaskKind::Choices { stem } else { None };
+        Ok(TaskFile { name: name.unwrap_or_else(|| kind.name().to_string()), kind, path })
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct ImportArgs {
+    /// Folder with config.json, model.safetensors (or shards with their index) and tokenizer.json.
+    pub(crate) folder: PathBuf,
+    /// Folder to write.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Replace a model that is there, once the new one is on disk.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ExportArgs {
+    /// Run directory, checkpoint or model folder.
+    pub(crate) model: PathBuf,
+    /// Folder, or GGUF file, to write.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) out: PathBuf,
+    /// A Hugging Face folder or a GGUF file.
+    #[arg(long, value_enum, default_value_t = ExportFormat::Hf)]
+    pub(crate) format: ExportFormat,
+    /// Element type of the weights: f32, bf16 or f16 in a folder; f32, f16 or q8_0 in GGUF.
+    #[arg(long, value_enum, default_value_t = ExportDtype::F32)]
+    pub(crate) dtype: ExportDtype,
+    /// Most MiB of a file in a folder; larger models are cut into shards with an index.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) shard_mib: Option<u32>,
+    /// Replace a model that is there, once the new one is on disk.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    Hf,
+    Gguf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportDtype {
+    F32,
+    Bf16,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Args)]

@@ -3,12 +3,16 @@
 mod cli;
 mod data;
 mod doctor;
+mod eval;
+mod export;
 mod generate;
+mod import;
 mod kernels;
 mod logits;
 mod model;
 mod panic;
 mod plan;
+mod progress;
 mod tokenizer;
 mod train;
 mod verify;
@@ -46,6 +50,9 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Data { command } => data::run(&command),

@@ -28,11 +28,17 @@ pub struct Config {
     /// Tokenizer to read or to train.
     #[serde(default)]
     pub tokenizer: TokenizerSection,
-    /// The model, with Hugging Face's keys. `vocab_size` comes from the tokenizer.
+    /// The model, with Hugging Face's keys. `vocab_size` comes from the tokenizer. Left out: that of `run.init_from`.
+    #[serde(default = "model_of_folder")]
     pub model: LlamaConfig,
     /// Steps, optimizer, schedule, evaluation and saving.
     #[serde(default)]
     pub train: TrainSection,
+}
+
+/// What stands for a `[model]` that is left out.
+fn model_of_folder() -> LlamaConfig {
+    LlamaConfig::new(0, 0, 0, 0, 0)
 }
 
 /// `[run]`
@@ -42,6 +48,10 @@ pub struct RunSection {
     /// Run directory. Left out: `runs/<name of the config file>`, numbered if that exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out: Option<PathBuf>,
+    /// Model whose weights the run starts from: a Hugging Face folder of the Llama family, a checkpoint or a run. Its
+    /// tokenizer is taken unless `tokenizer.path` names the same one, and its shape unless `[model]` says the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<PathBuf>,
     /// Seed of weights and data order.
     pub seed: u64,
     /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
@@ -68,6 +78,7 @@ impl Default for RunSection {
     fn default() -> Self {
         RunSection {
             out: None,
+            init_from: None,
             seed: 0,
             device: DeviceChoice::Auto,
             precision: Precision::Auto,

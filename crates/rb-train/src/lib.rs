@@ -27,6 +27,7 @@ pub mod plan;
 pub mod prepare;
 mod resume;
 pub mod run_dir;
+mod start;
 pub mod statistics;
 pub mod step;
 pub mod stepper;

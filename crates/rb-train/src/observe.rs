@@ -35,7 +35,8 @@ mod testing;
 mod tokenizer_page;
 
 pub use error::{ObserveError, remedy};
-pub(crate) use human::{grouped, loss as human_loss};
+pub use human::grouped;
+pub(crate) use human::loss as human_loss;
 pub use memory::{keep_freed_memory, resident_bytes};
 pub use metrics::{MetricsWriter, read};
 pub use progress::{Progress, eval_line, train_line};

@@ -49,13 +49,16 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         Some(path) => Tokenizer::load(path)?,
         None => train_tokenizer(config, &corpus, &plan, &languages, say)?,
     };
+    // A model to start from may have more entries than its tokenizer.
+    if config.run.init_from.is_none() {
+        check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
+    }
     if !languages.is_empty() {
         let held_out =
             if plan.mode() == SplitMode::Documents { config.data.validation_fraction } else { 0.0 };
         let options = FertilityOptions { held_out, ..FertilityOptions::default() };
         check_fertility(&fertility::measure(corpus.documents(), &tokenizer, &languages, options)?, say)?;
     }
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size())?;
     tokenizer.save(run.tokenizer())?;
     let documents = corpus.documents().map(|d| d.map(|d| d.text));
     let (train, validation) =

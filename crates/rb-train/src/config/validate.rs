@@ -8,6 +8,11 @@ impl Config {
     /// # Errors
     /// The first broken rule: the key, its value and the remedy.
     pub fn validate(&self) -> Result<(), String> {
+        if self.model == super::model_of_folder() {
+            return Err(
+                "has no section [model]; add one, or name a model to start from in run.init_from".into()
+            );
+        }
         let t = &self.train;
         at_least("train.max_steps", t.max_steps, 1)?;
         at_least("train.seq_len", t.seq_len as u64, 1)?;
