@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restr
                                                               bf16* __restrict__ narrow
 #endif
 ) {
+    await_earlier_work();
 #if GROUP != 32
     __shared__ float scratch[32];
 #endif

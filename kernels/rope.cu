@@ -14,6 +14,7 @@
 __constant__ double inv_freq[HALF] = {INV_FREQ};
 
 extern "C" __global__ void rope(const T* x, const int* __restrict__ positions, T* y, i64 tokens) {
+    await_earlier_work();
     typedef Pack<T, VEC> Chunk;
     __shared__ float cosine[TOKENS * HALF], sine[TOKENS * HALF];
     const i64 first = (i64)blockIdx.x * TOKENS;
