@@ -89,6 +89,9 @@ __device__ __forceinline__ void put_packed(Elem* p, const Packed<Elem, Count>& v
     *(Packed<Elem, Count>*)p = values;
 }
 
+// Starts to bring the line of 128 bytes at p to the level-two cache.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 #define FULL_WARP 0xffffffffu
 
 __device__ __forceinline__ float warp_sum(float x) {
