@@ -12,7 +12,7 @@ use crate::{Linear, LlamaConfig, Result, RmsNorm};
 pub struct AttentionContext<'a> {
     /// Rotary frequencies.
     pub rope: &'a RopeTable,
-    /// Position of each token `[B, T]`, i32.
+    /// Position of each token `[B, T]`, i32, or on a GPU its angles (`rb_autograd::ops::rope::angles`).
     pub positions: &'a Tensor,
     /// Which keys each query sees.
     pub mask: &'a AttentionMask,
@@ -76,8 +76,8 @@ impl SelfAttention {
                 ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
             }
             None => {
-                let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
-                ops::attention_packed(&rotated, h, g, cx.mask, options)?
+                let turn = (cx.positions, cx.rope);
+                ops::attention_packed::rotated_attention(qkv, turn, [h, g], cx.mask, options)?
             }
             Some((q_norm, k_norm)) => {
                 let heads = |start, count| ops::slice(&qkv, 2, start, count);
