@@ -404,7 +404,10 @@ impl Backend for Live {
         // points at it. Buffers stay alive or are reused only by later work on this stream, which waits for this
         // kernel; where it may begin early it waits for what is before it.
         unsafe {
-            call!(self.driver, cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
+            call!(
+                self.driver,
+                cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut())
+            )
         }?;
         self.mark(launch.unit.name, String::new, launch.flops, launch.moved_bytes)
     }
