@@ -1,26 +1,16 @@
 #!/usr/bin/env bash
-# run_all_shapes.sh -- ours and PyTorch's fastest modes on every shape of the speed table, shape by shape.
+# run_all_shapes.sh -- ours and every installed peer on every shape of the speed table, in turns.
 #
-# Usage   bench-scripts/run_all_shapes.sh OUT_FOLDER
-# Takes   OURS (target/release/bench), MODES ("graph reduce-overhead"), ATTENTION (cudnn), SHAPES, REPEATS (3),
-#         STEPS (20); each shape in processes of its own
-# Gives   OUT_FOLDER/BxT.json for each shape, and their tables in OUT_FOLDER/table.md
-# Exit    that of the first shape that failed or was refused, after all shapes had their turn
-set -u
+# Usage   bench-scripts/run_all_shapes.sh OUT_FOLDER [flags of bench-sweep]
+# Takes   XTASK ("cargo xtask"; a prebuilt program needs no toolchain), OURS (target/release/bench), SHAPES, REPEATS (3),
+#         STEPS (20); each program and shape in a process of its own
+# Gives   OUT_FOLDER/table.md, results.json and speeds.svg
+# Exit    0 good, 1 a program failed or was refused, 2 bad usage
+set -euo pipefail
 out=${1:?usage: run_all_shapes.sh OUT_FOLDER}
+shift
 here=$(dirname "$0")
-mkdir -p "$out" || exit 2
-: >"$out/table.md"
-worst=0
-for shape in ${SHAPES:-1x512 1x1024 4x512 8x512 4x1024 16x1024 64x1024}; do
-    # shellcheck disable=SC2086 -- the modes are words
-    python3 "$here/gpu_speed.py" --ours "${OURS:-target/release/bench}" --ours-arg=--tune --shapes "$shape" \
-        --modes ${MODES:-graph reduce-overhead} --attention "${ATTENTION:-cudnn}" --repeats "${REPEATS:-3}" \
-        --steps "${STEPS:-20}" --out "$out/$shape.json" | tee -a "$out/table.md"
-    code=${PIPESTATUS[0]}
-    if [ "$code" != 0 ]; then
-        echo "$shape: exit code $code" | tee -a "$out/table.md"
-        [ "$worst" != 0 ] || worst=$code
-    fi
-done
-exit "$worst"
+# shellcheck disable=SC2086 -- the program may have words
+exec ${XTASK:-cargo xtask} bench-sweep --bench "${OURS:-target/release/bench}" --scripts "$here" --out "$out" \
+    --shapes "${SHAPES:-1x512,1x1024,4x512,8x512,4x1024,16x1024,64x1024}" --repeats "${REPEATS:-3}" \
+    --steps "${STEPS:-20}" "$@"

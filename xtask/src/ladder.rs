@@ -26,6 +26,10 @@ const LADDER: &[(&str, &[&str])] = &[
         &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"],
     ),
     (
+        "rb-eval",
+        &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"],
+    ),
+    (
         "rb-train",
         &["rb-planted", "rb-cuda", "rb-tensor", "rb-autograd", "rb-data", "rb-nn", "rb-optim", "rb-verify"],
     ),
@@ -54,6 +58,7 @@ const LADDER: &[(&str, &[&str])] = &[
             "rb-optim",
             "rb-verify",
             "rb-infer",
+            "rb-eval",
             "rb-train",
         ],
     ),

@@ -5,10 +5,12 @@
 //! - `ladder`: which crate may depend on which.
 //! - `kernels`: compiles every kernel for every architecture with NVRTC; needs no GPU.
 //! - `mutate`: changes backward code in one place at a time and looks whether a test notices.
+//! - `bench-sweep`: our training step and every installed peer in turns, on every shape of the speed table.
 //! - `new-op`: the skeleton of an operation and its registry line.
 //!
 //! This crate depends on no `rb-*` crate, so it builds in seconds and works when they do not.
 
+mod bench_sweep;
 mod error;
 mod kernels;
 mod ladder;
@@ -54,6 +56,13 @@ enum Command {
         after_help = "Examples:\n  cargo xtask mutate --sample 200\n  cargo xtask mutate --file rms_norm"
     )]
     Mutate(mutate::Options),
+    /// Time our training step and every installed peer in turns, on every shape
+    #[command(after_help = "Examples:\n  cargo build --release -p rb-bench && cargo xtask bench-sweep\n  \
+        cargo xtask bench-sweep --model 430m --shapes 8x2048 --peers torch,jax\n  \
+        cargo xtask bench-sweep --cpu --shapes 2x32 --steps 4 -- --d-model 64 --n-layers 2 --n-heads 4 \\\n    \
+        --n-kv-heads 2 --head-dim 16 --d-ff 96 --vocab 250\n\
+        The program runs without a toolchain: copy target/debug/xtask, target/release/bench and bench-scripts/.")]
+    BenchSweep(bench_sweep::Options),
     /// Write the skeleton of an operation and add it to the registry
     NewOp {
         /// Name of the operation in snake case, as PyTorch calls it
@@ -69,6 +78,7 @@ fn main() -> ExitCode {
         Command::Ladder => ladder::run(&root).map(print_report),
         Command::Kernels { options } => kernels::run(&root, &options),
         Command::Mutate(options) => mutate::run(&root, &options),
+        Command::BenchSweep(options) => bench_sweep::run(&options),
         Command::NewOp { name } => new_op::run(&root, &name).map(print_report),
     };
     match outcome {

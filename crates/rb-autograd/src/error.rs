@@ -129,6 +129,17 @@ pub enum AutogradError {
         /// The name.
         name: String,
     },
+    /// Only some of the parts of one entry were to be frozen or trained.
+    #[error(
+        "{name} is packed into one matrix with {}, which cannot be frozen in part: name them all, or none",
+        others.join(", ")
+    )]
+    PackedTogether {
+        /// The part that was named.
+        name: String,
+        /// Parts of the same entry that were not.
+        others: Vec<String>,
+    },
     /// A parameter name was declared twice.
     #[error("parameter {name} is declared twice")]
     DuplicateParameter {

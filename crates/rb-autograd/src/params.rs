@@ -287,14 +287,36 @@ impl ParamStore {
         Ok(twin)
     }
 
-    /// Declares parts frozen or trainable by name. Call it before gradients or optimizer state are built.
+    /// Declares one part frozen or trainable. Call it before gradients or optimizer state are built.
+    ///
+    /// # Errors
+    /// As [`ParamStore::set_all_trainable`].
     pub fn set_trainable(&mut self, name: &str, trainable: bool) -> Result<()> {
-        self.layout.part(name)?;
-        for entry in &mut Arc::make_mut(&mut self.layout).entries {
-            if entry.parts.iter().any(|p| p.name == name) {
-                entry.trainable = trainable;
+        self.set_all_trainable(&[name], trainable)
+    }
+
+    /// Declares parts frozen or trainable by name. Call it before gradients or optimizer state are built.
+    ///
+    /// # Errors
+    /// An unknown name. Names that are only some of an entry's parts (a query projection without the keys and values that
+    /// are packed with it): an entry is frozen as a whole. Nothing has changed then.
+    pub fn set_all_trainable(&mut self, names: &[&str], trainable: bool) -> Result<()> {
+        let mut entries = Vec::new();
+        for &name in names {
+            self.layout.part(name)?;
+            let parts = self.layout.entries.iter().enumerate();
+            let holds = parts.filter(|(_, e)| e.parts.iter().any(|p| p.name == name));
+            for (index, entry) in holds {
+                let others = entry.parts.iter().filter(|p| !names.contains(&p.name.as_str()));
+                let others: Vec<String> = others.map(|p| p.name.clone()).collect();
+                if !others.is_empty() {
+                    return Err(AutogradError::PackedTogether { name: name.into(), others });
+                }
+                entries.push(index);
             }
         }
+        let layout = Arc::make_mut(&mut self.layout);
+        entries.into_iter().for_each(|index| layout.entries[index].trainable = trainable);
         Ok(())
     }
 }
@@ -437,6 +459,20 @@ mod tests {
             alone.part("k").unwrap().as_bytes().unwrap(),
             packed.part("k").unwrap().as_bytes().unwrap()
         );
+    }
+
+    #[test]
+    fn a_packed_entry_is_frozen_as_a_whole_or_not_at_all() {
+        let (mut store, id) = store();
+        let message = store.set_trainable("q", false).unwrap_err().to_string();
+        assert!(message.starts_with("q is packed into one matrix with k"), "{message}");
+        assert!(store.set_all_trainable(&["norm", "k"], false).is_err());
+        assert!(store.layout().entries.iter().all(|e| e.trainable), "an error changes nothing");
+        store.set_all_trainable(&["k", "q"], false).unwrap();
+        assert!(!store.entry(id).trainable);
+        assert_eq!(store.layout().entries.iter().filter(|e| e.trainable).count(), 1);
+        store.set_all_trainable(&["q", "k"], true).unwrap();
+        assert!(store.set_trainable("v", false).unwrap_err().to_string().contains("does not exist"));
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! `rb`: trains, samples and checks language models.
 
 mod cli;
+mod data;
 mod doctor;
+mod eval;
+mod export;
 mod generate;
+mod import;
 mod kernels;
 mod logits;
 mod model;
 mod panic;
 mod plan;
+mod progress;
 mod tokenizer;
 mod train;
 mod verify;
@@ -45,8 +50,12 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Data { command } => data::run(&command),
         Command::Doctor => doctor::run(),
         Command::Kernels(args) => kernels::run(&args),
         Command::Verify(args) => verify::run(&args),

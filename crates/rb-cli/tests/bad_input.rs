@@ -21,9 +21,13 @@ fn text_that_cannot_be_read() {
     place.write("latin.txt", b"caf\xe9 au lait");
     data(&place, "latin.txt", &["latin.txt: byte 3 (0xE9) is not valid UTF-8", "iconv"]);
     place.write("table.csv", "a,b");
-    data(&place, "table.csv", &["table.csv is not a .txt or .jsonl file", "convert it"]);
+    data(
+        &place,
+        "table.csv",
+        &["table.csv is not a .txt, .jsonl (.gz, .zst) or .parquet file", "convert it"],
+    );
     std::fs::create_dir(place.path("folder")).unwrap();
-    data(&place, "folder", &["folder holds no .txt or .jsonl file"]);
+    data(&place, "folder", &["folder holds no .txt, .jsonl or .parquet file"]);
 }
 
 #[test]
@@ -97,6 +101,25 @@ fn configs() {
     place.refused(&["train", "missing.toml"], 2, &["missing.toml", "check the path"]);
     place.write("latin.toml", b"# caf\xe9\n");
     place.refused(&["train", "latin.toml"], 2, &["latin.toml", "UTF-8"]);
+}
+
+/// The tokenizer sets the vocabulary: a config that says otherwise is refused, and one that agrees is taken.
+#[test]
+fn a_vocabulary_that_the_tokenizer_does_not_have() {
+    let place = Place::new();
+    let run = |entries: usize| {
+        place
+            .write("stated.toml", CONFIG.replacen("[model]", &format!("[model]\nvocab_size = {entries}"), 1));
+        ["train", "stated.toml", "--out", "run", "--set", "train.max_steps=1"]
+    };
+    place.refused(
+        &run(290),
+        2,
+        &["model.vocab_size: 290 is asked for, but the tokenizer has 293 entries", "leave it out"],
+    );
+    let output = place.good(&run(293));
+    let notice = "ends in its warm-up (train.warmup_steps 2 of train.max_steps 1)";
+    assert_eq!(output.matches(notice).count(), 1, "{output}");
 }
 
 /// Values of the right type that no run can use: refused before anything is made.

@@ -3,19 +3,25 @@
 //! | Path | Documents |
 //! | --- | --- |
 //! | `*.txt` | one: the whole file |
-//! | `*.jsonl` | one a line: the string field `text` of a JSON object, other fields ignored, blank lines skipped |
-//! | folder | those of its `.txt` and `.jsonl` files, sub-folders too, sorted by path; other files counted as skipped |
+//! | `*.jsonl` | one a line: the string field `text` of a JSON object, blank lines skipped |
+//! | `*.txt.gz`, `*.jsonl.gz`, `*.zst` of both | as the file inside |
+//! | `*.parquet` | one a row: the string column `text` |
+//! | folder | those of such files in it, sub-folders too, sorted by path; other files counted as skipped |
+//! | pattern (`data/*.jsonl`, `data/**/*.txt`) | those of the files and folders that it fits, sorted by path |
 //!
 //! Text is taken as it is, Windows line ends included; only a byte-order mark at the start of a file is dropped.
 //! Documents without any character are skipped and counted.
 
+mod compressed;
 mod documents;
+mod parquet_file;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use compressed::Compression;
 pub use documents::Documents;
 use walkdir::WalkDir;
 
@@ -26,18 +32,27 @@ pub const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Default for [`CorpusOptions::max_txt_bytes`]: 4 GiB.
 pub const MAX_TXT_BYTES: u64 = 4 << 30;
 
-/// Limits that keep one document in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the text is, and limits that keep one document in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorpusOptions {
-    /// Longest line of a `.jsonl` file, its line end not counted.
+    /// Longest line of a `.jsonl` file, its line end not counted, and longest text of a `.parquet` file.
     pub max_line_bytes: u64,
     /// Longest `.txt` file.
     pub max_txt_bytes: u64,
+    /// Field or column with the text.
+    pub text_field: String,
+    /// Other string fields or columns that documents carry where they have them.
+    pub fields: Vec<String>,
 }
 
 impl Default for CorpusOptions {
     fn default() -> Self {
-        Self { max_line_bytes: MAX_LINE_BYTES, max_txt_bytes: MAX_TXT_BYTES }
+        Self {
+            max_line_bytes: MAX_LINE_BYTES,
+            max_txt_bytes: MAX_TXT_BYTES,
+            text_field: "text".to_owned(),
+            fields: Vec::new(),
+        }
     }
 }
 
@@ -48,8 +63,10 @@ pub struct Document {
     pub text: String,
     /// The file it is from.
     pub file: Arc<Path>,
-    /// Its line in a `.jsonl` file, from 1; 1 for a `.txt` file.
+    /// Its line in a `.jsonl` file or row in a `.parquet` file, from 1; 1 for a `.txt` file.
     pub line: u64,
+    /// Those of [`CorpusOptions::fields`] that it has, with their strings.
+    pub fields: Vec<(Arc<str>, String)>,
 }
 
 impl AsRef<str> for Document {
@@ -107,19 +124,33 @@ impl CorpusStats {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Format {
     Txt,
     Jsonl,
+    Parquet,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    format: Format,
+    compression: Compression,
 }
 
 impl Kind {
     fn of(path: &Path) -> Option<Self> {
-        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-        match extension.as_str() {
-            "txt" => Some(Kind::Txt),
-            "jsonl" => Some(Kind::Jsonl),
-            _ => None,
-        }
+        let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        let (stem, compression) = match name.rsplit_once('.')? {
+            (stem, "gz") => (stem, Compression::Gzip),
+            (stem, "zst") => (stem, Compression::Zstd),
+            _ => (name.as_str(), Compression::None),
+        };
+        let format = match stem.rsplit_once('.')?.1 {
+            "txt" => Format::Txt,
+            "jsonl" => Format::Jsonl,
+            "parquet" if compression == Compression::None => Format::Parquet,
+            _ => return None,
+        };
+        Some(Self { format, compression })
     }
 }
 
@@ -165,7 +196,7 @@ impl Corpus {
             told_of_empty: Arc::default(),
         };
         let mut known = HashSet::new();
-        for path in paths {
+        for path in &expanded(paths)? {
             let metadata = std::fs::metadata(path).map_err(|e| DataError::io("open", path, e))?;
             if metadata.is_dir() {
                 corpus.add_folder(path, &mut known)?;
@@ -185,7 +216,7 @@ impl Corpus {
         if !corpus.skipped.is_empty() {
             tracing::warn!(
                 files = corpus.skipped.len(),
-                "files that are neither .txt nor .jsonl were skipped"
+                "files that are neither .txt, .jsonl nor .parquet were skipped"
             );
         }
         if !corpus.repeated.is_empty() {
@@ -244,7 +275,7 @@ impl Corpus {
     /// Reads all documents in order. After the last one comes [`DataError::NoDocuments`] if there was none; nothing
     /// comes after an error.
     pub fn documents(&self) -> Documents<'_> {
-        Documents::new(&self.sources, self.options, &self.told_of_empty)
+        Documents::new(&self.sources, &self.options, &self.told_of_empty)
     }
 
     /// Reads everything once and counts.
@@ -258,6 +289,34 @@ impl Corpus {
         }
         Ok(documents.into_stats())
     }
+}
+
+/// The paths with each pattern replaced by what it fits. A path that exists is no pattern.
+fn expanded(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut out = Vec::new();
+    for path in paths {
+        let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']) && !path.exists());
+        let Some(pattern) = pattern else {
+            out.push(path.clone());
+            continue;
+        };
+        let refuse = |reason: String| DataError::BadPattern { pattern: pattern.to_owned(), reason };
+        let before = out.len();
+        for entry in glob::glob(pattern).map_err(|e| refuse(format!("{e}; correct the pattern")))? {
+            let entry =
+                entry.map_err(|e| DataError::io("open", e.path(), std::io::Error::from(e.error().kind())))?;
+            // Within a pattern, files of other kinds are passed over as in a folder.
+            if entry.is_dir() || Kind::of(&entry).is_some() {
+                out.push(entry);
+            }
+        }
+        if out.len() == before {
+            return Err(refuse(
+                "fits no .txt, .jsonl or .parquet file and no folder; check the pattern".into(),
+            ));
+        }
+    }
+    Ok(out)
 }
 
 #[cfg(test)]

@@ -27,10 +27,26 @@ pub enum DataError {
         path: PathBuf,
     },
     /// No path was given at all.
-    #[error("no input files were given: name at least one .txt file, .jsonl file or folder")]
+    #[error("no input files were given: name at least one .txt, .jsonl or .parquet file, or a folder")]
     NoPaths,
+    /// A pattern that fits nothing or is none.
+    #[error("{pattern}: {reason}")]
+    BadPattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A declared language that cannot be used.
+    #[error("language {name} {reason}")]
+    BadLanguage {
+        /// Its name.
+        name: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// A file of a kind that is not read.
-    #[error("{} is not a .txt or .jsonl file: rename it, or convert it to JSON Lines with a \"text\" field", path.display())]
+    #[error("{} is not a .txt, .jsonl (.gz, .zst) or .parquet file: rename it, or convert it to JSON Lines with a \"text\" field", path.display())]
     UnsupportedFile {
         /// The file.
         path: PathBuf,
@@ -42,7 +58,7 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A folder without any file that can be read.
-    #[error("{} holds no .txt or .jsonl file ({skipped} other files were skipped): name another folder, or convert the files", path.display())]
+    #[error("{} holds no .txt, .jsonl or .parquet file ({skipped} other files were skipped): name another folder, or convert the files", path.display())]
     NoTextFiles {
         /// The folder.
         path: PathBuf,
@@ -84,6 +100,25 @@ pub enum DataError {
         /// The bad byte.
         byte: u8,
     },
+    /// Compressed data that cannot be read.
+    #[error("{}: damaged or truncated {kind} data: {source}; copy or download it again", path.display())]
+    Compressed {
+        /// The file.
+        path: PathBuf,
+        /// `gzip` or `zstd`.
+        kind: &'static str,
+        /// The decoder's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A Parquet file that cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// A line longer than the reader accepts.
     #[error("{} line {line}: longer than the limit of {limit_bytes} bytes; split the document, or raise max_line_bytes", path.display())]
     LineTooLong {
@@ -115,21 +150,25 @@ pub enum DataError {
         #[source]
         source: serde_json::Error,
     },
-    /// A JSON object without the field `text`.
-    #[error("{} line {line}: no field \"text\"; each line must look like {{\"text\": \"...\"}}", path.display())]
+    /// A JSON object without the field with the text.
+    #[error("{} line {line}: no field {field:?}; each line must look like {{{field:?}: \"...\"}}", path.display())]
     MissingText {
         /// The file.
         path: PathBuf,
         /// Line number, from 1.
         line: u64,
+        /// Name of the field.
+        field: String,
     },
-    /// A field `text` that is not a string.
-    #[error("{} line {line}: field \"text\" is {got}, expected a string", path.display())]
+    /// A field with the text that is not a string.
+    #[error("{} line {line}: field {field:?} is {got}, expected a string", path.display())]
     WrongTextType {
         /// The file.
         path: PathBuf,
         /// Line number, from 1.
         line: u64,
+        /// Name of the field.
+        field: String,
         /// JSON type found, with its article.
         got: &'static str,
     },
@@ -259,6 +298,28 @@ pub enum DataError {
         expected: String,
         /// Checksum of the content.
         found: String,
+    },
+    /// An index of prepared data that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    BadIndex {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A token file of another program that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    BadImport {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// The folder to be made is there already.
+    #[error("{} exists already: choose another folder, or remove it first", path.display())]
+    FolderExists {
+        /// The folder.
+        path: PathBuf,
     },
     /// Data tokenised by another tokenizer than the one in use.
     #[error("{}: built with another tokenizer (sha256 {found}, expected {expected}); build it again with this one", path.display())]

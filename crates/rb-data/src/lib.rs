@@ -2,10 +2,14 @@
 //!
 //! | File | Holds |
 //! | --- | --- |
-//! | `corpus.rs` | streams documents from `.txt`, `.jsonl` and folders |
-//! | `tokenizer.rs` | byte-level BPE: training, loading, encoding, decoding |
+//! | `corpus.rs` | streams documents from `.txt`, `.jsonl`, `.parquet`, folders and patterns |
+//! | `language.rs` | declared languages: which document is in which |
+//! | `tokenizer.rs` | byte-level BPE and Unigram: training, loading, encoding, decoding |
+//! | [`fertility`] | characters a token of each language, and the gate on them |
 //! | `token_file.rs` | a tokenised data set on disk, memory-mapped |
+//! | [`prepare`] | a folder of token files: de-duplicated, split, mixed, shuffled |
 //! | `split.rs` | train and validation sides of a corpus |
+//! | [`examine`] | a stream's coverage and order, with flags |
 //! | `loader.rs` | sequences, shuffling, ranks, exact resume |
 //! | [`atomic`] | files replaced whole: temporary name, fsync, rename |
 //! | `error.rs` | [`DataError`] |
@@ -40,16 +44,23 @@
 pub mod atomic;
 pub mod corpus;
 mod error;
+pub mod examine;
+pub mod fertility;
+mod language;
 pub mod loader;
+pub mod prepare;
 pub mod split;
 pub mod token_file;
 pub mod tokenizer;
 
 pub use corpus::{Corpus, CorpusOptions, CorpusStats, Document, SourceStats};
 pub use error::{DataError, Result};
+pub use language::{Language, Languages};
 pub use loader::{
     Batch, Coverage, EvalConfig, EvalIter, IGNORE, Loader, LoaderConfig, LoaderFingerprint, LoaderState,
 };
 pub use split::{Side, SplitConfig, SplitMode, SplitPlan};
 pub use token_file::{TokenData, TokenFileReport, TokenFileWriter};
-pub use tokenizer::{DecodeStream, Normalization, Splitter, Tokenizer, TokenizerConfig, TrainReport};
+pub use tokenizer::{
+    DecodeStream, ModelKind, Normalization, Splitter, Tokenizer, TokenizerConfig, TrainReport,
+};

@@ -12,6 +12,7 @@
 //!
 //! `B` is the batch size, `T` the sequence length; arrays are row-major `[B, T]`.
 
+mod ahead;
 mod eval;
 mod order;
 mod row;
@@ -21,8 +22,10 @@ use std::sync::Arc;
 use rb_planted::{Defect, active};
 use serde::{Deserialize, Serialize};
 
+use ahead::Ahead;
 pub use eval::{EvalConfig, EvalIter, sequential};
 use order::Order;
+pub(crate) use order::permutation;
 use row::Rows;
 
 use crate::error::{DataError, Result};
@@ -55,10 +58,12 @@ pub struct LoaderConfig {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
+    /// Batches that a thread makes ahead; 0 makes each when it is asked for. The batches are the same.
+    pub prefetch: usize,
 }
 
 impl Default for LoaderConfig {
-    /// One process, shuffled with seed 0, documents not masked, one sequence of 1,024 tokens a batch.
+    /// One process, shuffled with seed 0, documents not masked, one sequence of 1,024 tokens a batch, none ahead.
     fn default() -> Self {
         Self {
             seq_len: 1024,
@@ -68,6 +73,7 @@ impl Default for LoaderConfig {
             document_mask: false,
             rank: 0,
             world_size: 1,
+            prefetch: 0,
         }
     }
 }
@@ -124,7 +130,7 @@ pub struct LoaderState {
 }
 
 /// Result of [`Loader::check`]: the epoch's accounts. `valid + dropped == tokens - 1`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Coverage {
     /// Sequences an epoch.
     pub sequences: u64,
@@ -144,6 +150,8 @@ pub struct Loader {
     config: LoaderConfig,
     fingerprint: LoaderFingerprint,
     samples_seen: u64,
+    /// The thread that makes batches ahead, once the first was asked for.
+    ahead: Option<Ahead>,
 }
 
 impl Loader {
@@ -166,7 +174,7 @@ impl Loader {
         };
         let rows = Rows::new(data, config.seq_len, config.document_mask)?;
         let order = Order::new(rows.sequences(), config.seed, config.shuffle);
-        Ok(Self { rows, order, config, fingerprint, samples_seen: 0 })
+        Ok(Self { rows, order, config, fingerprint, samples_seen: 0, ahead: None })
     }
 
     /// The settings.
@@ -191,18 +199,30 @@ impl Loader {
 
     /// This rank's next batch. Never ends: after the last sequence of an epoch comes the first of the next.
     pub fn next_batch(&mut self) -> Batch {
-        let (rank, world_size) = (self.config.rank as u64, self.config.world_size as u64);
-        let mut batch = self.rows.empty_batch(self.config.batch_size);
-        for row in 0..self.config.batch_size {
-            let sample = self.samples_seen + row as u64 * world_size + rank;
-            let (epoch, sequence) = self.order.sequence(sample);
-            if row == 0 {
-                batch.epoch = epoch;
+        let first = self.samples_seen;
+        self.samples_seen += self.step();
+        if self.config.prefetch > 0 {
+            let ahead = self.ahead.get_or_insert_with(|| {
+                let order = Order::new(self.rows.sequences(), self.config.seed, self.config.shuffle);
+                Ahead::start(self.rows.clone(), order, self.config.clone(), first)
+            });
+            if let Some(batch) = ahead.next(first) {
+                return batch;
             }
-            self.rows.push(sequence, &mut batch);
+            // The thread could not be started.
+            self.config.prefetch = 0;
         }
-        self.samples_seen += self.config.batch_size as u64 * world_size;
-        batch
+        batch_at(&self.rows, &mut self.order, &self.config, first)
+    }
+
+    /// Samples of a step, over all ranks.
+    fn step(&self) -> u64 {
+        self.config.batch_size as u64 * self.config.world_size as u64
+    }
+
+    /// Number of the sequence that is sample `sample` of a run, wherever the loader stands.
+    pub(crate) fn sequence_of(&mut self, sample: u64) -> u64 {
+        self.order.sequence(sample).1
     }
 
     /// Where the run stands, to be stored with a checkpoint.
@@ -237,6 +257,7 @@ impl Loader {
                 expected: "at most 2^62; the state is damaged",
             });
         }
+        self.ahead = None;
         if !active(Defect::DataPlaceNotRestored) {
             self.samples_seen = state.samples_seen;
         }
@@ -254,6 +275,19 @@ impl Loader {
         let sequences = (first..first + n).map(|sample| self.order.sequence(sample).1);
         self.rows.coverage(sequences)
     }
+}
+
+/// A rank's batch of the step whose first sample is `first`.
+fn batch_at(rows: &Rows, order: &mut Order, config: &LoaderConfig, first: u64) -> Batch {
+    let mut batch = rows.empty_batch(config.batch_size);
+    for row in 0..config.batch_size as u64 {
+        let (epoch, sequence) = order.sequence(first + row * config.world_size as u64 + config.rank as u64);
+        if row == 0 {
+            batch.epoch = epoch;
+        }
+        rows.push(sequence, &mut batch);
+    }
+    batch
 }
 
 fn check_setting(what: &'static str, name: &'static str, value: usize) -> Result<()> {

@@ -147,16 +147,21 @@ impl SplitPlan {
 /// Side of a whole document: validation if the first 53 bits of its sha256, as a number in `0..1`, are below
 /// `val_fraction`. Raising the fraction only moves documents from training to validation.
 pub fn side_of(text: &str, val_fraction: f64) -> Side {
-    let hash = Sha256::digest(text.as_bytes());
+    let hash: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    if is_held_out(&hash, val_fraction) { Side::Val } else { Side::Train }
+}
+
+/// Whether a whole document with this sha256 is for validation: see [`side_of`].
+pub(crate) fn is_held_out(hash: &[u8; 32], val_fraction: f64) -> bool {
     let mut first = [0; 8];
     first.copy_from_slice(&hash[..8]);
     let unit = (u64::from_be_bytes(first) >> 11) as f64 / (1u64 << 53) as f64;
-    if unit < val_fraction { Side::Val } else { Side::Train }
+    unit < val_fraction
 }
 
 /// Byte at which the held-out tail begins: near `1 - val_fraction` of the text, after a line end if there is one not
 /// far from there, else before a space, else between any two characters. Some text always stays before it.
-fn tail_start(text: &str, val_fraction: f64) -> usize {
+pub(crate) fn tail_start(text: &str, val_fraction: f64) -> usize {
     if val_fraction <= 0.0 {
         return text.len();
     }

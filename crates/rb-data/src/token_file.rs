@@ -22,6 +22,7 @@
 
 mod build;
 mod header;
+mod shards;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,7 @@ pub struct TokenData {
 enum Store {
     Mapped(Mmap),
     Memory { tokens: Vec<u32>, doc_starts: Vec<u64> },
+    Shards(shards::Shards),
 }
 
 impl TokenData {
@@ -77,6 +79,14 @@ impl TokenData {
         data.check_tokens()?;
         data.check_documents()?;
         Ok(data)
+    }
+
+    /// One stream from several files, in their order.
+    ///
+    /// # Errors
+    /// No file at all, or files of different tokenizers.
+    pub fn join(parts: Vec<TokenData>, path: impl Into<PathBuf>) -> Result<Self> {
+        shards::join(parts, path.into())
     }
 
     /// Builds a data set in memory; each of `documents` gets `eos_id` appended.
@@ -182,6 +192,7 @@ impl TokenData {
         let i = index as usize;
         match &self.store {
             Store::Memory { tokens, .. } => tokens.get(i).copied(),
+            Store::Shards(shards) => shards.get(index),
             Store::Mapped(map) => match self.header.width {
                 2 => map.get(HEADER_BYTES + 2 * i..HEADER_BYTES + 2 * i + 2).map(|b| u16_at(b).into()),
                 _ => map.get(HEADER_BYTES + 4 * i..HEADER_BYTES + 4 * i + 4).map(u32_at),
@@ -196,8 +207,13 @@ impl TokenData {
         if start >= end {
             return 0;
         }
+        if let Store::Shards(shards) = &self.store {
+            return shards.copy_to(start, out);
+        }
         let (start, end) = (start as usize, end as usize);
         match &self.store {
+            // Handled above, over the ends of files.
+            Store::Shards(_) => return 0,
             Store::Memory { tokens, .. } => {
                 for (o, &t) in out.iter_mut().zip(&tokens[start..end]) {
                     *o = t as i32;
@@ -226,6 +242,7 @@ impl TokenData {
         }
         match &self.store {
             Store::Memory { doc_starts, .. } => doc_starts.get(document as usize).copied(),
+            Store::Shards(shards) => shards.document_start(document),
             Store::Mapped(map) => {
                 let at = self.header.index_offset() as usize + 8 * document as usize;
                 map.get(at..at + 8).map(u64_at)
@@ -253,7 +270,11 @@ impl TokenData {
     /// # Errors
     /// [`DataError::Checksum`] with both sums.
     pub fn verify_checksum(&self) -> Result<()> {
-        let Store::Mapped(map) = &self.store else { return Ok(()) };
+        let map = match &self.store {
+            Store::Mapped(map) => map,
+            Store::Memory { .. } => return Ok(()),
+            Store::Shards(shards) => return shards.verify_checksum(),
+        };
         let found: [u8; 32] = Sha256::digest(&map[HEADER_BYTES..]).into();
         if found == self.header.payload_sha256 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Byte-level BPE: training, loading and saving Hugging Face `tokenizer.json` files, encoding, decoding.
+//! Byte-level BPE and Unigram: training, loading and saving Hugging Face `tokenizer.json` files, encoding, decoding.
 //!
 //! Every text has an encoding (all 256 bytes are tokens), and without normalisation decoding gives back exactly the
 //! same bytes.
@@ -8,12 +8,14 @@
 //! tokenizer does the opposite unless `split_special_tokens=True` is passed to it; on texts without such characters
 //! the ids are equal.
 
+mod bpe;
 mod encode;
 mod folder;
 mod learn;
 mod splitter;
 mod stream;
 mod train;
+mod unigram;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,12 +24,14 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokenizers::Tokenizer as HfTokenizer;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer as HfTokenizer};
 
 use encode::FastEncoder;
-pub use splitter::{GPT2_PATTERN, RB_PATTERN, Splitter};
+pub(crate) use encode::WordCache;
+pub(crate) use splitter::words;
+pub use splitter::{CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN, RB_PATTERN, Splitter};
 pub use stream::DecodeStream;
-pub use train::TrainReport;
+pub use train::{GroupShare, TrainReport};
 
 use crate::error::{DataError, Result};
 
@@ -60,12 +64,27 @@ pub enum Normalization {
     Nfc,
 }
 
+/// How a vocabulary is learned and text is encoded with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// Merges of the most frequent pairs of bytes.
+    #[default]
+    Bpe,
+    /// The likeliest cut of each word under a unigram model of pieces, over bytes too, so that every text has an
+    /// encoding. Trained by the `tokenizers` library on one thread, so that the result does not depend on how many
+    /// there are.
+    Unigram,
+}
+
 /// How a tokenizer is trained.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerConfig {
     /// Number of tokens: special tokens, 256 bytes and merges.
     pub vocab_size: usize,
+    /// BPE or Unigram.
+    pub model: ModelKind,
     /// How text is cut into words, over whose ends nothing is merged.
     pub splitter: Splitter,
     /// Special tokens; they get the first ids. The first one ends a document.
@@ -77,10 +96,11 @@ pub struct TokenizerConfig {
 }
 
 impl Default for TokenizerConfig {
-    /// 32,768 tokens, splitter `rb`, `<|endoftext|>`, no normalisation, pairs that occur at least twice.
+    /// 32,768 tokens, BPE, splitter `rb`, `<|endoftext|>`, no normalisation, pairs that occur at least twice.
     fn default() -> Self {
         Self {
             vocab_size: 32_768,
+            model: ModelKind::Bpe,
             splitter: Splitter::Rb,
             special_tokens: vec![DEFAULT_EOS.to_owned()],
             normalization: Normalization::None,
@@ -101,6 +121,10 @@ pub struct Tokenizer {
     byte_level: bool,
     /// Whether text may be cut at the boundaries that `splitter.rs` defines.
     chunked: bool,
+    /// The splitter, if it is one of ours.
+    splitter: Option<Splitter>,
+    /// Name of the model in the file, in small letters.
+    model: String,
     /// Encodes words without the library's bookkeeping of offsets; `None` where that could change the ids.
     fast: Option<Arc<FastEncoder>>,
     sha256: [u8; 32],
@@ -116,7 +140,30 @@ impl Tokenizer {
         documents: impl Iterator<Item = Result<S>>,
         config: &TokenizerConfig,
     ) -> Result<(Self, TrainReport)> {
-        train::train(documents, config)
+        train::train(documents.map(|d| d.map(|text| (text, usize::MAX))), &[], config)
+    }
+
+    /// As [`Tokenizer::train`], with groups of documents (languages) that count in the ratio of `weights`: each
+    /// document comes with the number of its group, and the words of a group with little text count more often, so
+    /// that the characters of all groups stand in that ratio. A number outside `weights` is a document without a
+    /// group, which counts as it is. A pair must occur `min_frequency` times after weighting.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::train`]; a weight that is not a finite number above 0.
+    pub fn train_weighted<S: AsRef<str>>(
+        documents: impl Iterator<Item = Result<(S, usize)>>,
+        weights: &[f64],
+        config: &TokenizerConfig,
+    ) -> Result<(Self, TrainReport)> {
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+            return Err(DataError::BadSetting {
+                what: "tokenizer",
+                name: "weight",
+                got: bad.to_string(),
+                expected: "a finite number above 0",
+            });
+        }
+        train::train(documents, weights, config)
     }
 
     /// Loads a `tokenizer.json`, ours or another byte-level or SentencePiece-style one.
@@ -168,15 +215,23 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::TokenizerLibrary`]; does not occur with byte-level tokenizers.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encode = |chunk: &str| match &self.fast {
-            Some(fast) => fast.encode(self.inner.get_model(), chunk),
+        self.encode_cached(text, &mut WordCache::default())
+    }
+
+    /// As [`Tokenizer::encode`], with words that earlier texts had.
+    pub(crate) fn encode_cached(&self, text: &str, cache: &mut WordCache) -> Result<Vec<u32>> {
+        let encode = |chunk: &str, cache: &mut WordCache| match &self.fast {
+            Some(fast) => fast.encode(self.inner.get_model(), chunk, cache),
             None => self.encode_reference(chunk),
         };
         if !self.chunked || text.len() <= CHUNK_BYTES {
-            return encode(text);
+            return encode(text, cache);
         }
         let chunks: Vec<&str> = splitter::chunks(text, CHUNK_BYTES).collect();
-        let encoded: Vec<Vec<u32>> = chunks.par_iter().map(|chunk| encode(chunk)).collect::<Result<_>>()?;
+        let encoded: Vec<Vec<u32>> = chunks
+            .par_iter()
+            .map_init(WordCache::default, |cache, chunk| encode(chunk, cache))
+            .collect::<Result<_>>()?;
         Ok(encoded.concat())
     }
 
@@ -266,6 +321,33 @@ impl Tokenizer {
         tokens
     }
 
+    /// The splitter, or `None` for a tokenizer that cuts text in another way.
+    pub fn splitter(&self) -> Option<Splitter> {
+        self.splitter
+    }
+
+    /// Name of the model: `bpe`, `unigram`, or what the file says.
+    pub fn model_name(&self) -> &str {
+        &self.model
+    }
+
+    /// Gives the pre-tokens of `text` to `each`: what the file's own splitter leaves whole, the whole text where it
+    /// has none. Slower than [`words`] with [`Tokenizer::splitter`].
+    pub(crate) fn pretokens(&self, text: &str, each: &mut dyn FnMut(&str)) -> Result<()> {
+        let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() else {
+            each(text);
+            return Ok(());
+        };
+        let mut parts = PreTokenizedString::from(text);
+        pre_tokenizer
+            .pre_tokenize(&mut parts)
+            .map_err(|e| DataError::TokenizerLibrary { action: "split text", reason: e.to_string() })?;
+        for (_, (start, end), _) in parts.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+            each(text.get(start..end).unwrap_or_default());
+        }
+        Ok(())
+    }
+
     /// Fingerprint: sha256 of the compact `tokenizer.json` and of the end-of-document id.
     pub fn sha256(&self) -> [u8; 32] {
         self.sha256
@@ -310,15 +392,18 @@ impl Tokenizer {
             eos_id: 0,
             byte_level,
             chunked: false,
+            splitter: splitter::own(&json["pre_tokenizer"]),
+            model: json["model"]["type"].as_str().unwrap_or("bpe").to_lowercase(),
             fast: None,
             sha256: [0; 32],
         };
-        let own = splitter::own(&json["pre_tokenizer"]);
+        let own = tokenizer.splitter;
         if let Some(splitter) = own.filter(|_| tokenizer.only_special_added()) {
             let normalizer = &json["normalizer"];
             tokenizer.chunked = normalizer.is_null() || normalizer["type"] == "NFC";
             if normalizer.is_null() {
-                tokenizer.fast = Some(Arc::new(FastEncoder::new(splitter).map_err(|e| e.to_string())?));
+                tokenizer.fast =
+                    Some(Arc::new(FastEncoder::new(splitter, &json["model"]).map_err(|e| e.to_string())?));
             }
         }
         tokenizer.eos_id = tokenizer.find_eos(eos, own.is_some())?;

@@ -6,7 +6,7 @@ use rb_autograd::{ParamBuilder, Tape, Var, ops};
 use rb_planted::{Defect, active};
 use rb_tensor::Tensor;
 
-use crate::{Linear, LlamaConfig, Result, RmsNorm};
+use crate::{LayerView, Linear, LlamaConfig, Result, RmsNorm};
 
 /// What all layers of a forward pass share: made once, not once a layer.
 pub struct AttentionContext<'a> {
@@ -16,6 +16,8 @@ pub struct AttentionContext<'a> {
     pub positions: &'a Tensor,
     /// Which keys each query sees.
     pub mask: &'a AttentionMask,
+    /// This layer's keys and values of earlier tokens, which the mask counts too; left out in training.
+    pub cache: Option<LayerView<'a>>,
 }
 
 /// Causal self-attention of `H` query heads over `G` key and value heads of width `D`.
@@ -68,22 +70,37 @@ impl SelfAttention {
         let scale = if active(Defect::ScoresNotScaled) { 1.0 } else { self.options.scale };
         let options = AttentionOptions { scale, ..self.options };
         let qkv = ops::reshape(&self.qkv.forward(tape, x)?, [batch, len, h + 2 * g, d])?;
+        let heads = |x: &Var<'t>, start, count| ops::slice(x, 2, start, count);
+        let attend = |q: &Var<'t>, k: &Var<'t>, v: &Var<'t>| -> Result<Var<'t>> {
+            match cx.cache {
+                None => Ok(ops::attention(q, k, v, cx.mask, options)?),
+                Some(cache) => {
+                    let (k, v) = cache.extend(tape, k, v)?;
+                    Ok(ops::attention(q, &k, &v, cx.mask, options)?)
+                }
+            }
+        };
         let y = match &self.qk_norm {
             None if active(Defect::FusedPathNeverRan) => {
-                let heads = |start, count| ops::slice(&qkv, 2, start, count);
-                let q = ops::rope(&heads(0, h)?, cx.positions, cx.rope, h)?;
-                let k = ops::rope(&heads(h, g)?, cx.positions, cx.rope, g)?;
-                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
+                let q = ops::rope(&heads(&qkv, 0, h)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&heads(&qkv, h, g)?, cx.positions, cx.rope, g)?;
+                attend(&q, &k, &heads(&qkv, h + g, g)?)?
             }
             None => {
                 let turn = (cx.positions, cx.rope);
-                ops::attention_packed::rotated_attention(qkv, turn, [h, g], cx.mask, options)?
+                if cx.cache.is_none() {
+                    ops::attention_packed::rotated_attention(qkv, turn, [h, g], cx.mask, options)?
+                } else {
+                    let rotated = ops::rope(&qkv, turn.0, turn.1, h + g)?;
+                    let (q, k, v) =
+                        (heads(&rotated, 0, h)?, heads(&rotated, h, g)?, heads(&rotated, h + g, g)?);
+                    attend(&q, &k, &v)?
+                }
             }
             Some((q_norm, k_norm)) => {
-                let heads = |start, count| ops::slice(&qkv, 2, start, count);
-                let q = ops::rope(&q_norm.forward(tape, &heads(0, h)?)?, cx.positions, cx.rope, h)?;
-                let k = ops::rope(&k_norm.forward(tape, &heads(h, g)?)?, cx.positions, cx.rope, g)?;
-                ops::attention(&q, &k, &heads(h + g, g)?, cx.mask, options)?
+                let q = ops::rope(&q_norm.forward(tape, &heads(&qkv, 0, h)?)?, cx.positions, cx.rope, h)?;
+                let k = ops::rope(&k_norm.forward(tape, &heads(&qkv, h, g)?)?, cx.positions, cx.rope, g)?;
+                attend(&q, &k, &heads(&qkv, h + g, g)?)?
             }
         };
         self.out.forward(tape, &ops::reshape(&y, [batch, len, h * d])?)

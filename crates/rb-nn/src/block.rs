@@ -87,7 +87,8 @@ impl DecoderBlock {
             Recompute::Block => {
                 let (rope, positions, mask) = (cx.rope.clone(), cx.positions.clone(), cx.mask.clone());
                 Ok(tape.recompute(&[x], move |tape, inputs| {
-                    let cx = AttentionContext { rope: &rope, positions: &positions, mask: &mask };
+                    let cx =
+                        AttentionContext { rope: &rope, positions: &positions, mask: &mask, cache: None };
                     block.forward(tape, &inputs[0], &cx, Recompute::None).map_err(NnError::on_tape)
                 })?)
             }

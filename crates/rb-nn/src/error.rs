@@ -69,6 +69,12 @@ pub enum NnError {
         /// Positions the model has.
         limit: usize,
     },
+    /// Keys and values were to be kept on a tape that records.
+    #[error(
+        "keys and values cannot be cached on a tape that records: no gradient would reach the tokens read earlier; use \
+         an inference tape, or no cache"
+    )]
+    CacheWhileRecording,
     /// Operations and parameters.
     #[error(transparent)]
     Autograd(#[from] AutogradError),

@@ -8,6 +8,7 @@
 //! | `config.rs` | [`LlamaConfig`], `config.json` |
 //! | `linear.rs`, `norm.rs`, `embedding.rs`, `attention.rs`, `mlp.rs`, `block.rs` | modules |
 //! | `models/causal_lm.rs` | [`CausalLm`] |
+//! | `kv_cache.rs` | [`KvCache`], for generation |
 //! | `rope.rs` | rotary frequencies of each `rope_scaling` |
 //! | `weights.rs` | `model.safetensors` in and out |
 //! | `flops.rs` | the FLOP of a token and the number of parameters, with their formulas |
@@ -18,6 +19,7 @@ mod config;
 mod embedding;
 mod error;
 mod flops;
+mod kv_cache;
 mod linear;
 mod mlp;
 mod models;
@@ -31,6 +33,7 @@ pub use config::{LlamaConfig, RopeScaling};
 pub use embedding::Embedding;
 pub use error::{NnError, Result};
 pub use flops::{flops_per_token, num_parameters};
+pub use kv_cache::{KvCache, LayerView};
 pub use linear::Linear;
 pub use mlp::SwigluMlp;
 pub use models::causal_lm::{CausalLm, ModelInput};

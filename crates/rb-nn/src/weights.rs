@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rb_autograd::ParamStore;
 use rb_planted::{Defect, active};
+use rb_tensor::io::FloatFormat;
 use rb_tensor::{DType, Device, Tensor, io};
 
 use crate::{NnError, Result};
@@ -23,6 +24,70 @@ pub fn save_hf(params: &ParamStore, path: &Path) -> Result<()> {
         tensors.push((part.name.as_str(), values.to_dtype(DType::F32)?));
     }
     Ok(io::write_safetensors(path, tensors.iter().map(|(name, tensor)| (*name, tensor)))?)
+}
+
+/// How weights are stored for other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// Element type of every tensor.
+    pub format: FloatFormat,
+    /// Most bytes of tensors in a file; a larger tensor has a file of its own. `None`: one file.
+    pub shard_bytes: Option<usize>,
+}
+
+/// Writes all named parameters into folder `dir`, as `model.safetensors` or as shards with an index.
+///
+/// # Errors
+/// A weight that is not finite, or that half precision cannot hold; a full or read-only disk.
+pub fn save_hf_as(params: &ParamStore, dir: &Path, options: &SaveOptions) -> Result<()> {
+    let mut shards: Vec<Vec<(String, Tensor)>> = vec![Vec::new()];
+    let (mut in_shard, mut total) = (0, 0);
+    for (_, part) in params.layout().parts() {
+        let values = params.part(&part.name)?.to_device(Device::Cpu)?.to_dtype(DType::F32)?;
+        check_values(dir, &part.name, values.as_slice()?, options.format)?;
+        let bytes = values.numel() * options.format.size_bytes();
+        if in_shard > 0 && options.shard_bytes.is_some_and(|most| in_shard + bytes > most) {
+            shards.push(Vec::new());
+            in_shard = 0;
+        }
+        in_shard += bytes;
+        total += bytes;
+        if let Some(shard) = shards.last_mut() {
+            shard.push((part.name.clone(), values));
+        }
+    }
+    let write = |path: &Path, shard: &[(String, Tensor)]| {
+        io::write_safetensors_as(path, shard.iter().map(|(n, t)| (n.as_str(), t)), options.format)
+    };
+    if let [all] = &shards[..] {
+        return Ok(write(&dir.join("model.safetensors"), all)?);
+    }
+    let mut map = BTreeMap::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let name = format!("model-{:05}-of-{:05}.safetensors", number + 1, shards.len());
+        write(&dir.join(&name), shard)?;
+        map.extend(shard.iter().map(|(tensor, _)| (tensor.clone(), name.clone())));
+    }
+    let index = dir.join("model.safetensors.index.json");
+    let json = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
+    std::fs::write(&index, format!("{json:#}\n"))
+        .map_err(|e| NnError::File { path: index.clone(), reason: format!("cannot be written: {e}") })
+}
+
+/// Refuses values that the file could not hold or no reader could use.
+fn check_values(dir: &Path, name: &str, values: &[f32], format: FloatFormat) -> Result<()> {
+    /// What rounds to infinity in half precision.
+    const F16_OVERFLOW: f32 = 65_520.0;
+    let bad = |reason: String| Err(NnError::File { path: dir.into(), reason });
+    if let Some(at) = values.iter().position(|x| !x.is_finite()) {
+        return bad(format!("{name} holds {} at {at}: the weights are damaged", values[at]));
+    }
+    if format == FloatFormat::F16
+        && let Some(at) = values.iter().position(|x| x.abs() >= F16_OVERFLOW)
+    {
+        return bad(format!("{name} holds {}, which f16 cannot hold; use bf16 or f32", values[at]));
+    }
+    Ok(())
 }
 
 /// Fills all named parameters from `model.safetensors`, or from the shards that
@@ -140,6 +205,44 @@ mod tests {
                 assert!(message.contains("unexpected: lm_head.weight"), "{message}");
             }
         }
+    }
+
+    #[test]
+    fn formats_and_shards_are_read_back() {
+        let mut from = store(false, 1);
+        let count = from.layout().parts().count();
+        for (format, shard_bytes, files) in [
+            (FloatFormat::F32, None, 1),
+            (FloatFormat::BF16, Some(1), count),
+            (FloatFormat::F16, Some(3000), 0),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            save_hf_as(&from, dir.path(), &SaveOptions { format, shard_bytes }).unwrap();
+            let written = std::fs::read_dir(dir.path()).unwrap().count();
+            assert!(if files == 0 { written > 3 } else { written == files + usize::from(files > 1) });
+            let mut to = store(false, 2);
+            load_hf(&mut to, dir.path()).unwrap();
+            for (a, b) in values(&from).iter().zip(values(&to)) {
+                let room = match format {
+                    FloatFormat::F32 => 0.0,
+                    FloatFormat::BF16 => a.abs() / 256.0,
+                    FloatFormat::F16 => a.abs() / 2048.0 + 1e-7,
+                };
+                assert!((a - b).abs() <= room, "{format:?}: {a} became {b}");
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut save = |value: f32, format| {
+            let norm = Tensor::from_vec(vec![value; 16], [16]).unwrap();
+            from.set_part("model.norm.weight", &norm).unwrap();
+            save_hf_as(&from, dir.path(), &SaveOptions { format, shard_bytes: None })
+                .map_err(|e| e.to_string())
+        };
+        assert!(save(1e5, FloatFormat::BF16).is_ok());
+        assert!(
+            save(1e5, FloatFormat::F16).unwrap_err().contains("model.norm.weight holds 100000, which f16")
+        );
+        assert!(save(f32::NAN, FloatFormat::F32).unwrap_err().contains("model.norm.weight holds NaN at 0"));
     }
 
     #[test]

@@ -314,6 +314,76 @@ fn packed_documents_equal_separate_ones() {
     }
 }
 
+/// Any way of cutting a text into pieces gives the scores of the whole.
+#[test]
+fn a_cache_of_keys_and_values_changes_no_scores() {
+    let mut all = variants();
+    all.push(("window".into(), LlamaConfig { sliding_window: Some(5), ..config(61, 4) }));
+    all.push(("cap".into(), LlamaConfig { attn_logit_softcapping: Some(2.0), ..config(61, 4) }));
+    for (name, config) in all {
+        let (model, params) = build(&config, 26);
+        let tokens = ids(2, 20, 61, 27).to_vec::<i32>().unwrap();
+        let rows = |range: std::ops::Range<usize>| {
+            let rows = tokens.chunks(20).flat_map(|row| row[range.clone()].to_vec()).collect();
+            Tensor::from_vec::<i32>(rows, [2, range.len()]).unwrap()
+        };
+        for pieces in [&[1; 20][..], &[13, 1, 6], &[20], &[3, 17]] {
+            let mut cache = model.new_cache(&params, 2, 23).unwrap();
+            for &piece in pieces {
+                let read = cache.len();
+                let new = rows(read..read + piece);
+                let scores = model.next_token_logits_cached(&params, &mut cache, &new).unwrap();
+                let whole = ModelInput::causal(rows(0..read + piece));
+                let want = model.next_token_logits(&params, &whole).unwrap();
+                assert_eq!(scores.shape().dims(), &[2, 1, 61]);
+                let off = worst(&f64s(&scores), &f64s(&want));
+                assert!(off < 2e-5, "{name}: {piece} tokens after {read}: {off:e}");
+            }
+            assert_eq!(cache.len(), 20);
+        }
+    }
+}
+
+#[test]
+fn a_cache_holds_what_it_was_made_for() {
+    let (model, params) = build(&config(61, 4), 28);
+    let mut cache = model.new_cache(&params, 1, 6).unwrap();
+    assert_eq!(cache.size_bytes(), 2 * 2 * 6 * 4 * 4 * 4);
+    let read = |cache: &mut rb_nn::KvCache, tokens: Tensor| {
+        model.next_token_logits_cached(&params, cache, &tokens).map_err(|e| e.to_string())
+    };
+    let first = read(&mut cache, ids(1, 4, 61, 1)).unwrap();
+    assert!(read(&mut cache, ids(1, 3, 61, 2)).unwrap_err().contains("the input has 7 positions, above"));
+    assert!(read(&mut cache, ids(2, 1, 61, 2)).unwrap_err().contains("input_ids has shape [2, 1]"));
+    assert!(read(&mut cache, ids(1, 0, 61, 2)).unwrap_err().contains("both at least 1"));
+    assert_eq!(cache.len(), 4, "a refused piece counts for nothing");
+    read(&mut cache, ids(1, 2, 61, 3)).unwrap();
+    cache.truncate(0);
+    assert!(cache.is_empty());
+    assert_eq!(f64s(&read(&mut cache, ids(1, 4, 61, 1)).unwrap()), f64s(&first));
+    assert!(model.new_cache(&params, 1, 65).unwrap_err().to_string().contains("65 positions"));
+}
+
+#[test]
+fn row_losses_are_the_parts_of_the_loss() {
+    let (model, params) = build(&config(61, 4), 29);
+    let (input, mut labels) =
+        (ModelInput::causal(ids(3, 9, 61, 30)), ids(3, 9, 61, 31).to_vec::<i32>().unwrap());
+    labels[..4].fill(-100);
+    labels[9..18].fill(-100);
+    labels[26] = -100;
+    let labels = Tensor::from_vec(labels, [3, 9]).unwrap();
+    let rows = model.row_losses(&params, &input, &labels).unwrap();
+    let mean = loss_of(&model, &params, &input, &labels);
+    assert_eq!(rows[1], 0.0);
+    assert!(rows[0] > 1.0 && rows[2] > 1.0);
+    assert!((rows.iter().sum::<f64>() - 13.0 * mean).abs() < 1e-4, "{rows:?}, mean {mean}");
+    // One row alone costs what it costs among others.
+    let alone = |x: &Tensor| x.narrow(2, 1).unwrap();
+    let one = ModelInput::causal(alone(&input.input_ids));
+    assert!((model.row_losses(&params, &one, &alone(&labels)).unwrap()[0] - rows[2]).abs() < 1e-4);
+}
+
 #[test]
 fn bad_input_is_an_error_with_its_place() {
     let (model, params) = build(&config(61, 4), 23);

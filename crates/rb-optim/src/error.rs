@@ -40,6 +40,29 @@ pub enum OptimError {
         /// Steps that were seen.
         steps: u64,
     },
+    /// A gradient that is NaN or infinite, where nothing is clipped and so no norm tells. Nothing was changed.
+    #[error(
+        "the gradient of {name} is not finite; leave this step out, and look for the first bad value with Tape::checked"
+    )]
+    NonFiniteGradient {
+        /// The first such parameter.
+        name: String,
+    },
+    /// Parameters that have gradients and yet the bits they began with. Nothing was changed.
+    #[error(
+        "{} parameter(s) have gradients and the same bits as {steps} steps ago: {}; the learning rate is {rate:e} now: \
+         look for a rate, a gradient scale or a clip of zero, steps too small for the weights' rounding, or code that \
+         puts weights back",
+        names.len(), names.join(", ")
+    )]
+    StillParameters {
+        /// Their names.
+        names: Vec<String>,
+        /// Steps that were made.
+        steps: u64,
+        /// Learning rate of the step that was refused.
+        rate: f64,
+    },
     /// Stored state that does not belong to this model and optimizer. Nothing was loaded.
     #[error(
         "{optimizer}: stored state does not fit this model: missing [{}], unexpected [{}]; \

@@ -67,6 +67,7 @@ mod optimizer;
 mod schedule;
 mod sgd;
 mod update;
+mod watch;
 
 pub use adamw::{AdamW, AdamWConfig};
 pub use clip::clip_coefficient;

@@ -15,13 +15,11 @@ use rb_tensor::{Arena, DType, ShapeError, Tensor};
 use crate::cuda::CudaState;
 pub(crate) use crate::cuda::CudaUpdate;
 use crate::error::require;
+use crate::watch::Watch;
 use crate::{OptimError, Result};
 
 /// Elements of one parallel task: four arrays of this many f32 fit in a second-level cache.
 const TASK_ELEMENTS: usize = 16 * 1024;
-
-/// Steps of one process in which a parameter's gradient may be nothing but zeros.
-const PATIENCE: u64 = 16;
 
 /// The formula of an optimizer with `N` state arrays, on equally long slices.
 pub(crate) trait Update<const N: usize>: Sync {
@@ -62,10 +60,7 @@ pub(crate) struct State<const N: usize> {
     /// Steps done on the host; on a GPU the device counts.
     pub(crate) steps: u64,
     pub(crate) halt: bool,
-    /// Parts, in the order of the layout, that have had a gradient other than zero.
-    alive: Vec<bool>,
-    /// Steps since this was made.
-    seen: u64,
+    watch: Watch,
     /// Learning rate of the next step.
     rate: f64,
     cuda: Option<CudaState>,
@@ -85,8 +80,8 @@ impl<const N: usize> State<N> {
         // INVARIANT: the loop pushed one arena a name, and there are N names.
         let arenas = arenas.try_into().unwrap_or_else(|_| unreachable!("one arena a name"));
         let cuda = weights.device().gpu().map(CudaState::new).transpose()?;
-        let alive = vec![false; layout.parts().count()];
-        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, alive, seen: 0, rate: 0.0, cuda })
+        let watch = Watch::new(&layout);
+        Ok(State { optimizer, names, layout, arenas, steps: 0, halt: false, watch, rate: 0.0, cuda })
     }
 
     /// The learning rate of the next step.
@@ -125,6 +120,9 @@ impl<const N: usize> State<N> {
     ) -> Result<Tensor> {
         let fixed = if let GradScale::Fixed(factor) = scale { factor } else { 1.0 };
         self.check(params, grads, fixed)?;
+        if let GradScale::Clip { max_norm, .. } = scale {
+            require(max_norm >= 0.0, self.optimizer, "max_norm", max_norm, "a number of at least 0")?;
+        }
         if let Some(cuda) = &self.cuda {
             let norm =
                 cuda.run(&update.cuda(), &self.layout, params, grads, &mut self.arenas, (scale, self.halt))?;
@@ -132,7 +130,10 @@ impl<const N: usize> State<N> {
             return Ok(norm);
         }
         let (factor, norm) = match scale {
-            GradScale::Fixed(factor) => (factor, f64::NAN),
+            GradScale::Fixed(factor) => {
+                refuse_non_finite(grads)?;
+                (factor, f64::NAN)
+            }
             GradScale::Clip { max_norm, loss } => {
                 let norm = grads.global_norm()?;
                 let finite = norm.is_finite() && loss.item()?.is_finite();
@@ -143,7 +144,7 @@ impl<const N: usize> State<N> {
                 (factor, if active(Defect::NormAfterClipping) { norm * factor } else { norm })
             }
         };
-        self.refuse_dead_parameters(grads)?;
+        self.watch.look(params, grads, self.rate)?;
         match params.arena().dtype() {
             DType::F64 => self.apply_typed::<f64>(update, factor, params, grads)?,
             _ => self.apply_typed::<f32>(update, factor, params, grads)?,
@@ -151,26 +152,6 @@ impl<const N: usize> State<N> {
         grads.mark_stale();
         self.steps += 1;
         Ok(Tensor::scalar(norm))
-    }
-
-    /// A parameter that is read and yet gets zeros alone, step after step, will never learn: it is behind a factor of
-    /// zero, a dead activation or rows that nothing looks at. On a GPU gradients are not looked at here.
-    fn refuse_dead_parameters(&mut self, grads: &GradStore) -> Result<()> {
-        self.seen += 1;
-        let mut dead = Vec::new();
-        for ((entry, part), alive) in self.layout.parts().zip(&mut self.alive) {
-            if !*alive && entry.trainable {
-                *alive = grads.part(&part.name)?.is_some_and(|grad| has_a_value(&grad));
-            }
-            if !*alive && entry.trainable && self.seen >= PATIENCE {
-                dead.push(part.name.clone());
-            }
-        }
-        if dead.is_empty() {
-            Ok(())
-        } else {
-            Err(OptimError::DeadParameters { names: dead, steps: self.seen })
-        }
     }
 
     /// Steps done, whoever counts them.
@@ -248,6 +229,8 @@ impl<const N: usize> State<N> {
             }
         }
         self.steps = steps_done;
+        // The weights may be others from here on.
+        self.watch = Watch::new(&self.layout);
         match &self.cuda {
             Some(cuda) => cuda.set_steps(steps_done),
             None => Ok(()),
@@ -255,12 +238,20 @@ impl<const N: usize> State<N> {
     }
 }
 
-/// Whether any element is not zero; the search ends at the first.
-fn has_a_value(grad: &Tensor) -> bool {
-    match grad.dtype() {
-        DType::F64 => grad.as_slice::<f64>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
-        _ => grad.as_slice::<f32>().is_ok_and(|x| x.iter().any(|x| *x != 0.0)),
+/// One gradient that is not finite would stay in its weight and moments for ever.
+fn refuse_non_finite(grads: &GradStore) -> Result<()> {
+    if grads.global_norm()?.is_finite() {
+        return Ok(());
     }
+    for (_, part) in grads.layout().parts().filter(|(entry, _)| entry.trainable) {
+        if let Some(grad) = grads.part(&part.name)?
+            && grad.first_non_finite()?.is_some()
+        {
+            return Err(OptimError::NonFiniteGradient { name: part.name.clone() });
+        }
+    }
+    // Every element is finite: the sum of their squares is too large for its type.
+    Ok(())
 }
 
 /// Skips `gap` elements of `rest` and cuts off the `len` after them.

@@ -25,6 +25,10 @@ pub fn write_safetensors<'a>(
         tensors.into_iter().map(|(name, t)| Ok((name, t.to_device(Device::Cpu)?))).collect::<Result<_>>()?;
     let entries: Vec<(&str, Bytes<'_>)> =
         host.iter().map(|(name, t)| Ok((*name, Bytes(t, t.as_bytes()?)))).collect::<Result<_>>()?;
+    write_entries(path, entries)
+}
+
+fn write_entries<V: View>(path: &Path, entries: Vec<(&str, V)>) -> Result<()> {
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let written =
         safetensors::serialize_to_file(entries, Some(metadata), path).map_err(|error| match error {
@@ -33,6 +37,65 @@ pub fn write_safetensors<'a>(
         });
     written?;
     File::open(path).and_then(|f| f.sync_all()).map_err(|e| io_error(path, "syncing", e))
+}
+
+/// Element types in which floating-point tensors are stored in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatFormat {
+    /// IEEE single precision.
+    F32,
+    /// The upper half of it.
+    BF16,
+    /// IEEE half precision: 65,504 at most.
+    F16,
+}
+
+impl FloatFormat {
+    /// Bytes of an element.
+    pub fn size_bytes(self) -> usize {
+        if self == FloatFormat::F32 { 4 } else { 2 }
+    }
+
+    /// The name that PyTorch gives it.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            FloatFormat::F32 => "float32",
+            FloatFormat::BF16 => "bfloat16",
+            FloatFormat::F16 => "float16",
+        }
+    }
+
+    /// The bytes of f32 values, each rounded to nearest even once, little-endian.
+    pub fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            FloatFormat::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            FloatFormat::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+            FloatFormat::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// As [`write_safetensors`], with every tensor stored in `format`.
+///
+/// # Errors
+/// [`TensorError::Io`] (a full or read-only disk); [`TensorError::DType`] for integers.
+pub fn write_safetensors_as<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
+    format: FloatFormat,
+) -> Result<()> {
+    let host: Vec<(&str, Tensor)> = tensors
+        .into_iter()
+        .map(|(name, t)| {
+            if t.dtype() == DType::I32 {
+                t.expect_dtype("write_safetensors_as", name, DType::F32)?;
+            }
+            Ok((name, t.to_device(Device::Cpu)?.to_dtype(DType::F32)?))
+        })
+        .collect::<Result<_>>()?;
+    let entries: Vec<(&str, Floats<'_>)> =
+        host.iter().map(|(name, t)| Ok((*name, Floats(t, t.as_slice()?, format)))).collect::<Result<_>>()?;
+    write_entries(path, entries)
 }
 
 /// Reads every tensor of a safetensors file. f16 is not a type of this library and is widened to f32;
@@ -103,9 +166,57 @@ impl View for Bytes<'_> {
     }
 }
 
+/// f32 values that are converted when they are written.
+struct Floats<'a>(&'a Tensor, &'a [f32], FloatFormat);
+
+impl View for Floats<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.2 {
+            FloatFormat::F32 => Dtype::F32,
+            FloatFormat::BF16 => Dtype::BF16,
+            FloatFormat::F16 => Dtype::F16,
+        }
+    }
+    fn shape(&self) -> &[usize] {
+        self.0.shape().dims()
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.2.encode(self.1).into()
+    }
+    fn data_len(&self) -> usize {
+        self.1.len() * self.2.size_bytes()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stored_formats_are_rounded_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.safetensors");
+        let values = vec![1.0f32, 1.0 + 1.0 / 256.0, -1.0 / 3.0, 65_504.0, 1e-8];
+        let a = Tensor::from_vec(values.clone(), [5]).unwrap();
+        for (format, dtype) in
+            [(FloatFormat::F32, DType::F32), (FloatFormat::BF16, DType::BF16), (FloatFormat::F16, DType::F32)]
+        {
+            write_safetensors_as(&path, [("a", &a)], format).unwrap();
+            let back = read_safetensors(&path).unwrap().remove("a").unwrap();
+            assert_eq!(back.dtype(), dtype);
+            let want: Vec<f32> = values
+                .iter()
+                .map(|&x| match format {
+                    FloatFormat::F32 => x,
+                    FloatFormat::BF16 => bf16::from_f32(x).to_f32(),
+                    FloatFormat::F16 => half::f16::from_f32(x).to_f32(),
+                })
+                .collect();
+            assert_eq!(back.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap(), want);
+        }
+        let integers = Tensor::from_vec(vec![1i32], [1]).unwrap();
+        assert!(write_safetensors_as(&path, [("a", &integers)], FloatFormat::F32).is_err());
+    }
 
     #[test]
     fn round_trip_and_truncation() {

@@ -28,11 +28,17 @@ pub struct Config {
     /// Tokenizer to read or to train.
     #[serde(default)]
     pub tokenizer: TokenizerSection,
-    /// The model, with Hugging Face's keys. `vocab_size` comes from the tokenizer.
+    /// The model, with Hugging Face's keys. `vocab_size` comes from the tokenizer. Left out: that of `run.init_from`.
+    #[serde(default = "model_of_folder")]
     pub model: LlamaConfig,
     /// Steps, optimizer, schedule, evaluation and saving.
     #[serde(default)]
     pub train: TrainSection,
+}
+
+/// What stands for a `[model]` that is left out.
+fn model_of_folder() -> LlamaConfig {
+    LlamaConfig::new(0, 0, 0, 0, 0)
 }
 
 /// `[run]`
@@ -42,6 +48,10 @@ pub struct RunSection {
     /// Run directory. Left out: `runs/<name of the config file>`, numbered if that exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out: Option<PathBuf>,
+    /// Model whose weights the run starts from: a Hugging Face folder of the Llama family, a checkpoint or a run. Its
+    /// tokenizer is taken unless `tokenizer.path` names the same one, and its shape unless `[model]` says the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<PathBuf>,
     /// Seed of weights and data order.
     pub seed: u64,
     /// `auto` (a GPU where one is usable), `cpu` or `cuda`.
@@ -68,6 +78,7 @@ impl Default for RunSection {
     fn default() -> Self {
         RunSection {
             out: None,
+            init_from: None,
             seed: 0,
             device: DeviceChoice::Auto,
             precision: Precision::Auto,
@@ -128,19 +139,33 @@ impl From<WideDtype> for DType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataSection {
-    /// `.txt` and `.jsonl` files and folders of them, relative to the config file.
+    /// `.txt`, `.jsonl` (`.gz`, `.zst`) and `.parquet` files, folders of them and patterns, relative to the config
+    /// file; or one folder that `rb data prepare` made.
     pub paths: Vec<PathBuf>,
+    /// Field or column with the text.
+    pub text_field: String,
     /// Part of the text that is held out, in [0, 0.5].
     pub validation_fraction: f64,
     /// Whether attention stays inside each document.
     pub document_mask: bool,
     /// Whether sequences are shuffled in each epoch.
     pub shuffle: bool,
+    /// Languages of the text: a tokenizer is trained on equal parts of them (or by `weight`), and a run is refused
+    /// where one has fewer characters a token than its `floor`, or than half of the best one's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub languages: Vec<rb_data::Language>,
 }
 
 impl Default for DataSection {
     fn default() -> Self {
-        DataSection { paths: Vec::new(), validation_fraction: 0.05, document_mask: false, shuffle: true }
+        DataSection {
+            paths: Vec::new(),
+            text_field: "text".into(),
+            validation_fraction: 0.05,
+            document_mask: false,
+            shuffle: true,
+            languages: Vec::new(),
+        }
     }
 }
 
@@ -153,31 +178,23 @@ pub struct TokenizerSection {
     pub path: Option<PathBuf>,
     /// Entries of a tokenizer that is trained.
     pub vocab_size: usize,
-    /// How text is cut before merges: `rb` keeps combining marks inside words, `gpt2` does not.
-    pub splitter: Splitter,
+    /// `bpe` or `unigram`.
+    pub model: rb_data::ModelKind,
+    /// How text is cut before merges: `rb` keeps combining marks inside words, `gpt2` and `cl100k` do not, `o200k` does
+    /// but cuts at joiners.
+    pub splitter: rb_data::Splitter,
+    /// `none`: decoding gives back the text byte for byte; `nfc`: composed and decomposed characters get equal ids.
+    pub normalization: rb_data::Normalization,
 }
 
 impl Default for TokenizerSection {
     fn default() -> Self {
-        TokenizerSection { path: None, vocab_size: 8192, splitter: Splitter::Rb }
-    }
-}
-
-/// Names of splitters in a config.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Splitter {
-    /// Letters with their marks, joiners inside words.
-    Rb,
-    /// GPT-2's pattern, which cuts words at every combining mark.
-    Gpt2,
-}
-
-impl From<Splitter> for rb_data::Splitter {
-    fn from(splitter: Splitter) -> Self {
-        match splitter {
-            Splitter::Rb => rb_data::Splitter::Rb,
-            Splitter::Gpt2 => rb_data::Splitter::Gpt2,
+        TokenizerSection {
+            path: None,
+            vocab_size: 8192,
+            model: rb_data::ModelKind::Bpe,
+            splitter: rb_data::Splitter::Rb,
+            normalization: rb_data::Normalization::None,
         }
     }
 }

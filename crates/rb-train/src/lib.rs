@@ -7,6 +7,7 @@
 //! | [`step`] | the arithmetic of one step and one evaluation |
 //! | [`stepper`] | steps launch by launch, or captured once and replayed |
 //! | [`plan`] | what a step needs of a GPU, without one |
+//! | [`forecast`] | time and cost of a run |
 //! | [`trainer`] | the loop |
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
 //! | [`verify`] | checks of the loop's parts |
@@ -18,6 +19,7 @@ pub mod checkpoint;
 pub mod config;
 mod device;
 mod error;
+pub mod forecast;
 pub mod guard;
 mod host_memory;
 pub mod observe;
@@ -25,6 +27,7 @@ pub mod plan;
 pub mod prepare;
 mod resume;
 pub mod run_dir;
+mod start;
 pub mod statistics;
 pub mod step;
 pub mod stepper;

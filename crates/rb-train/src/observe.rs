@@ -11,12 +11,14 @@
 //! | `metrics.rs` | the writer of `metrics.jsonl`, its truncation on resume, its reader |
 //! | `tensorboard.rs` | the writer of `tensorboard/events.out.tfevents.*` |
 //! | `report.rs`, `chart.rs`, `axis.rs`, `series.rs` | `report.html`: page, one chart, its axes, its points |
+//! | `tokenizer_page.rs`, `bars.rs` | the page about a tokenizer, a chart of bars |
 //! | `progress.rs`, `human.rs` | the bar or the plain lines; numbers as people read them |
 //! | `memory.rs` | resident memory of this process, kept between steps |
 //! | `file.rs` | files that hold whole records only |
 //! | `error.rs` | [`ObserveError`] |
 
 mod axis;
+mod bars;
 mod chart;
 mod error;
 mod file;
@@ -30,12 +32,15 @@ mod series;
 mod tensorboard;
 #[cfg(test)]
 mod testing;
+mod tokenizer_page;
 
 pub use error::{ObserveError, remedy};
-pub(crate) use human::{grouped, loss as human_loss};
+pub use human::grouped;
+pub(crate) use human::loss as human_loss;
 pub use memory::{keep_freed_memory, resident_bytes};
 pub use metrics::{MetricsWriter, read};
 pub use progress::{Progress, eval_line, train_line};
 pub use record::{EvalRecord, EventKind, EventRecord, Finite, Record, TrainRecord, now_unix_ms};
 pub use report::{Report, write_report};
 pub use tensorboard::TensorBoardWriter;
+pub use tokenizer_page::TokenizerPage;

@@ -201,13 +201,14 @@ pub(crate) fn prepare(
 }
 
 /// The config with the vocabulary that its run will have, as far as that is known before any text is read: the
-/// model's, else that of `tokenizer.path`, else the size asked for in `[tokenizer]`.
+/// model's, else that of `tokenizer.path` or of the prepared data, else the size asked for in `[tokenizer]`.
 ///
 /// # Errors
 /// A tokenizer that cannot be read; a model that breaks a rule.
 pub fn with_vocabulary(mut config: Config) -> Result<Config> {
     if config.model.vocab_size == 0 {
-        config.model.vocab_size = match &config.tokenizer.path {
+        let prepared = crate::prepare::prepared_folder(&config).map(|folder| folder.join("tokenizer.json"));
+        config.model.vocab_size = match config.tokenizer.path.clone().or(prepared) {
             Some(path) => rb_data::Tokenizer::load(path)?.vocab_size(),
             None => config.tokenizer.vocab_size,
         };

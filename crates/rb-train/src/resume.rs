@@ -13,6 +13,7 @@ const FIXED: &[&str] = &[
     "data.",
     "run.seed",
     "run.out",
+    "run.init_from",
     "run.precision",
     "train.seq_len",
     "train.optim",

@@ -21,6 +21,7 @@ use crate::guard::SpikeGuard;
 use crate::observe::EventKind;
 use crate::prepare::{self, Data};
 use crate::run_dir::RunDir;
+use crate::start;
 use crate::step::{self, LossTerms};
 use crate::stepper::{Numbers, Parts, Settings, Stepper};
 use crate::{Result, TrainError};
@@ -28,6 +29,9 @@ use crate::{Result, TrainError};
 use build::build_model;
 pub(crate) use build::{build_optimizer, freeze, schedule};
 use observer::{Observer, StepNumbers};
+
+/// Batches that are made while a step is computed.
+const BATCHES_AHEAD: usize = 2;
 
 /// A run between two steps.
 pub struct Trainer {
@@ -79,17 +83,35 @@ impl Trainer {
         let device = crate::device::select(&config.run)?;
         crate::device::precision(&config.run, device.0)?;
         crate::host_memory::check(&config, device.0)?;
+        let start = config.run.init_from.as_deref().map(start::folder).transpose()?;
+        start.as_ref().map_or(Ok(()), |folder| start::check(&config, folder))?;
         let stem = config_path.file_stem().map_or("run".into(), |s| s.to_string_lossy().into_owned());
         let run = RunDir::create(config.run.out.as_deref(), &stem)?;
         println!("run directory: {}", run.path().display());
+        if let Some(line) = config.train.short_run() {
+            println!("{line}");
+        }
         let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
-        config.model.vocab_size = data.tokenizer.vocab_size();
-        config.model.bos_token_id = Some(data.tokenizer.eos_id());
+        match &start {
+            None => {
+                config.model.vocab_size = data.tokenizer.vocab_size();
+                config.model.bos_token_id = Some(data.tokenizer.eos_id());
+            }
+            Some(folder) => {
+                start::check_tokenizer(&data.tokenizer, folder)?;
+                config.model.vocab_size = start::model(folder)?.vocab_size;
+            }
+        }
         config.model.eos_token_id = Some(data.tokenizer.eos_id());
         config.model.validate()?;
         rb_data::atomic::write(&run.config(), config.to_toml()?.as_bytes())?;
         let observer = Observer::create(&run, &config)?;
-        Trainer::assemble(config, run, data, observer, device)
+        let mut trainer = Trainer::assemble(config, run, data, observer, device)?;
+        if let Some(folder) = &start {
+            start::load(&mut trainer.params, folder)?;
+            trainer.observer.say(&format!("weights: those of {}", folder.display()));
+        }
+        Ok(trainer)
     }
 
     /// Continues a run from its newest whole checkpoint. Settings changed by `overrides` are printed; those
@@ -112,7 +134,7 @@ impl Trainer {
         };
         let state = checkpoint::read_state(&found.path)?;
         let device = crate::device::select(&config.run)?;
-        let data = prepare::open(&run)?;
+        let data = prepare::open(&config, &run)?;
         let observer = Observer::resume(&run, &config, state.step)?;
         let mut trainer = Trainer::assemble(config, run, data, observer, device)?;
         checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
@@ -170,6 +192,7 @@ impl Trainer {
                 seed: config.run.seed,
                 shuffle: config.data.shuffle,
                 document_mask: config.data.document_mask,
+                prefetch: BATCHES_AHEAD,
                 ..LoaderConfig::default()
             },
         )?;
@@ -230,8 +253,9 @@ impl Trainer {
         let device = self.params.arena().device();
         let frozen: Vec<String> =
             self.params.layout().parts().filter(|(e, _)| !e.trainable).map(|(_, p)| p.name.clone()).collect();
-        let report =
-            rb_verify::check_before_training(&self.model, &self.params, self.config.run.seed, self.step == 0);
+        // A trained model's loss on random tokens is not that of a new one.
+        let fresh = self.step == 0 && self.config.run.init_from.is_none();
+        let report = rb_verify::check_before_training(&self.model, &self.params, self.config.run.seed, fresh);
         let report = report
             .map_err(|e| TrainError::Gate { reason: format!("the model checks could not run: {e}") })?;
         if let Some(refusal) = report.refusal() {

@@ -28,10 +28,17 @@ pub fn gradient_flow(params: &ParamStore, grads: &GradStore) -> Result<Check> {
             },
         }
     }
+    let frozen = match params.layout().parts().count() - seen {
+        0 => String::new(),
+        count => format!(", {count} more are frozen"),
+    };
     let detail = match (seen, bad.is_empty()) {
         (0, _) => "the model has no trainable parameter".to_string(),
         (_, true) => {
-            format!("{seen} of {seen} gradients flow, smallest norm {:.1e} ({})", smallest.0, smallest.1)
+            format!(
+                "{seen} of {seen} gradients flow, smallest norm {:.1e} ({}){frozen}",
+                smallest.0, smallest.1
+            )
         }
         (_, false) => format!("{} of {seen} gradients do not flow: {}", bad.len(), bad.join(", ")),
     };

@@ -8,7 +8,8 @@
 //! | `language_model.rs` | what the checks ask of a model |
 //! | `model.rs` | causality, position sensitivity, initial loss, tied weights, overfitting one batch |
 //! | `reference.rs` | scores and loss by the formulas, in f64 |
-//! | `slopes.rs` | gradients against the slope of the loss, against f64, and accumulated |
+//! | `cached.rs` | a cache of keys and values changes no scores |
+//! | `slopes.rs` | gradients against the slope of the loss, against f64, and accumulated; every part matters |
 //! | `independence.rs` | other documents, rows and padding change nothing |
 //! | `stepping.rs` | optimizer against its formula, schedule against its promises |
 //! | `unfused.rs` | 200 steps beside a model of elementary operations |
@@ -22,6 +23,7 @@
 mod arbiter;
 mod attention;
 mod batches;
+mod cached;
 mod device;
 mod error;
 mod gates;
@@ -39,6 +41,7 @@ mod work;
 
 pub use arbiter::{GRADIENT_FLOOR, gradient_flow, moved_after_step};
 pub use attention::verify_attention;
+pub use cached::cached_scores;
 pub use device::{Extent, kernel_units, verify_device};
 pub use error::{Result, VerifyError};
 pub use gates::loss_gates;
@@ -48,7 +51,7 @@ pub use model::{causality, initial_loss, overfit, position_sensitivity, tied_wei
 pub use reference::follows_formulas;
 pub use report::{Check, Report};
 pub use run_gate::{Figure, Pass, Refusal, RunGate, Verdict};
-pub use slopes::{accumulation, gradients_are_slopes, gradients_follow_f64};
+pub use slopes::{accumulation, every_part_matters, gradients_are_slopes, gradients_follow_f64};
 pub use stepping::{optimizer_follows_formula, schedule_keeps_its_promises};
 pub use suite::{
     check_before_training, verify_config, verify_config_on, verify_model, verify_operations, verify_variants,

@@ -153,6 +153,23 @@ impl RunGate {
             _ => Err(Refusal { reason: format!("the losses {losses:?} do not fall") }),
         }
     }
+
+    /// Judges an evaluation, whose costs have no order in which they could fall: there is at least one, and each is
+    /// finite and not below zero.
+    ///
+    /// # Errors
+    /// The first cost that is not.
+    pub fn evaluated(costs: &[f64]) -> Result<Pass, Refusal> {
+        if costs.is_empty() {
+            return Err(Refusal { reason: "nothing was evaluated".into() });
+        }
+        match costs.iter().position(|cost| !(cost.is_finite() && *cost >= 0.0)) {
+            None => Ok(Pass { _private: () }),
+            Some(at) => {
+                Err(Refusal { reason: format!("cost {} of the evaluation is {}", at + 1, costs[at]) })
+            }
+        }
+    }
 }
 
 fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64>) -> f64 {
@@ -218,6 +235,16 @@ mod tests {
         for flat in [&[3.0, 3.0][..], &[2.0, 3.0], &[3.0], &[]] {
             assert!(reason(flat).contains("do not fall"));
         }
+    }
+
+    #[test]
+    fn evaluations_need_not_fall() {
+        assert!(RunGate::evaluated(&[2.0, 0.0, 3.0]).is_ok());
+        let reason = |costs: &[f64]| RunGate::evaluated(costs).unwrap_err().reason;
+        assert_eq!(reason(&[]), "nothing was evaluated");
+        assert_eq!(reason(&[1.0, f64::NAN]), "cost 2 of the evaluation is NaN");
+        assert_eq!(reason(&[-0.5]), "cost 1 of the evaluation is -0.5");
+        assert_eq!(reason(&[f64::INFINITY]), "cost 1 of the evaluation is inf");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use rb_autograd::{GradStore, ParamStore, Precision, Tape};
 use rb_nn::ModelInput;
 use rb_tensor::{DType, Device, Rng, Tensor};
 
-use crate::batches::{IGNORE, packed_documents};
+use crate::batches::{IGNORE, packed_documents, random_batch};
+use crate::model::backward;
 use crate::{Check, LanguageModel, Result};
 
 /// Parts that are moved one by one; of a larger model an even choice, and all parts at once.
@@ -96,6 +97,34 @@ fn shift(
         weights[*offset..][..direction.len()].iter_mut().zip(direction).for_each(|(w, d)| *w += by * d);
     }
     Ok(())
+}
+
+/// Checks in f64 on the host that each trainable part has an effect on the loss. What cancels by symmetry (a bias that
+/// shifts all scores of a softmax alike) has a gradient of rounding noise in f32, from which an optimizer makes steps.
+///
+/// # Errors
+/// The model cannot run at all.
+pub fn every_part_matters(model: &dyn LanguageModel, params: &ParamStore, seed: u64) -> Result<Check> {
+    /// Share of the norm of all gradients. Noise in f64 is about 1e-16 of it.
+    const LEAST: f64 = 1e-12;
+    let wide = params.to_device(Device::Cpu)?.to_dtype(DType::F64)?;
+    let mut grads = GradStore::new(&wide)?;
+    backward(model, &wide, &mut grads, &random_batch(model, 2, seed)?)?;
+    let all = grads.global_norm()?;
+    let (mut seen, mut without) = (0, Vec::new());
+    for (_, part) in wide.layout().parts().filter(|(e, _)| e.trainable) {
+        seen += 1;
+        let grad: Vec<f64> = grads.part(&part.name)?.map_or(Ok(Vec::new()), |grad| grad.to_vec())?;
+        let share = grad.iter().map(|x| x * x).sum::<f64>().sqrt() / all;
+        if share.is_nan() || share <= LEAST {
+            without.push(format!("{} has {share:.0e} of the gradients' norm", part.name));
+        }
+    }
+    let detail = match without.is_empty() {
+        true => format!("{seen} parameters have an effect on the loss"),
+        false => format!("{} of {seen} have no effect on the loss: {}", without.len(), without.join(", ")),
+    };
+    Ok(Check::new("every parameter matters", seen > 0 && without.is_empty(), detail))
 }
 
 /// Checks gradients in the precision and on the device of a run against f64 on the host, part by part.

@@ -9,9 +9,10 @@ use rb_tensor::{Device, Rng, Tensor};
 use crate::batches::random_batch;
 use crate::model::backward;
 use crate::{
-    Check, LanguageModel, Report, Result, accumulation, causality, follows_formulas, fused_trains_as_unfused,
-    gradient_flow, gradients_are_slopes, gradients_follow_f64, independence, initial_loss, moved_after_step,
-    optimizer_follows_formula, overfit, position_sensitivity, recomputation, step_work, tied_weights,
+    Check, LanguageModel, Report, Result, accumulation, cached_scores, causality, every_part_matters,
+    follows_formulas, fused_trains_as_unfused, gradient_flow, gradients_are_slopes, gradients_follow_f64,
+    independence, initial_loss, moved_after_step, optimizer_follows_formula, overfit, position_sensitivity,
+    recomputation, step_work, tied_weights,
 };
 
 /// What every run executes before its first step; the weights are not changed. `fresh` is false for a resumed
@@ -122,11 +123,13 @@ fn check_structure(
         }
         report.push(gradients_are_slopes(model, params, seed)?);
     }
+    report.push(every_part_matters(model, params, seed)?);
     report.push(gradients_follow_f64(model, params, seed)?);
     report.checks.extend(independence(model, params, seed)?);
     report.checks.extend(accumulation(model, params, seed)?);
     if let Some(decoder) = model.as_causal_lm() {
         report.push(tied_weights(decoder, params, seed)?);
+        report.push(cached_scores(decoder, params, seed)?);
         report.push(recomputation(decoder, params, seed)?);
         if params.precision() == Precision::Full {
             report.push(fused_trains_as_unfused(decoder, params, seed)?);
@@ -137,12 +140,11 @@ fn check_structure(
 
 fn step_check(model: &dyn LanguageModel, params: &mut ParamStore, seed: u64) -> Result<Check> {
     // One matrix is frozen meanwhile: it must not move, weight decay included.
-    let matrices = params.layout().parts().filter(|(e, p)| e.trainable && p.shape.rank() >= 2);
-    let names: Vec<String> = matrices.map(|(_, p)| p.name.clone()).collect();
-    let frozen = names.first().filter(|_| names.len() > 1);
-    if let Some(name) = frozen {
-        params.set_trainable(name, false)?;
-    }
+    let layout = params.layout().clone();
+    let matrices: Vec<_> = layout.entries.iter().filter(|e| e.trainable && e.shape.rank() >= 2).collect();
+    let frozen = matrices.first().filter(|_| matrices.len() > 1);
+    let frozen: Vec<&str> = frozen.iter().flat_map(|e| e.parts.iter().map(|p| p.name.as_str())).collect();
+    params.set_all_trainable(&frozen, false)?;
     let before: Vec<(String, Tensor)> = {
         let parts = params.layout().parts().map(|(_, p)| p.name.clone()).collect::<Vec<_>>();
         parts
@@ -155,9 +157,7 @@ fn step_check(model: &dyn LanguageModel, params: &mut ParamStore, seed: u64) -> 
     backward(model, params, &mut grads, &random_batch(model, 2, seed)?)?;
     adam.step(params, &mut grads, 1e-3, 1.0)?;
     let check = moved_after_step(params.layout(), &before, params)?;
-    if let Some(name) = frozen {
-        params.set_trainable(name, true)?;
-    }
+    params.set_all_trainable(&frozen, true)?;
     Ok(check)
 }
 
@@ -239,6 +239,6 @@ mod tests {
     fn every_variant_passes() {
         let report = verify_variants(7).unwrap();
         assert!(report.passed(), "{report}");
-        assert_eq!(report.checks.len(), 18 * 22);
+        assert_eq!(report.checks.len(), 18 * 24);
     }
 }

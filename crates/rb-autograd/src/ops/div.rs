@@ -4,9 +4,10 @@
 //! - **Shapes** `a [..]`, `b [..]` -> the shape both broadcast to (axes aligned at the end, sizes equal or
 //!   1).
 //! - **Dtypes** both of one float type.
-//! - **Backward** `da = dy / b`, `db = -dy / b * y`; each summed over the axes along which its input was
+//! - **Backward** `da = dy / b`, `db = -da * a / b`; each summed over the axes along which its input was
 //!   broadcast.
-//! - **Saves** `b` and `y` (both shared).
+//! - **Saves** `a` and `b` (both shared). Not `y`: in bf16 it is rounded, and the sum over a broadcast axis would add
+//!   up what that lost.
 //! - **Kernels** `binary`; `sum_rows` and `sum_columns` where an input is broadcast.
 //! - **Errors** `ShapeError` if the shapes do not broadcast.
 //! - **Source** PyTorch `torch.div`.
@@ -14,7 +15,7 @@
 use rb_cuda::Gpu;
 use rb_tensor::{DType, Shape, Tensor, rules};
 
-use super::shared::{broadcast, broadcast_cuda, elementwise};
+use super::shared::{broadcast, broadcast_cuda};
 use crate::testing::{Case, Fill};
 use crate::{Float, GradSinks, Op, Result, Var, apply, saved};
 
@@ -26,7 +27,7 @@ pub fn div<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 struct Div;
 
 saved!(
-    struct DivSaved { b, y }
+    struct DivSaved { a, b }
 );
 
 impl Op for Div {
@@ -39,18 +40,19 @@ impl Op for Div {
 
     fn host_forward<T: Float>(&self, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, DivSaved)> {
         let y = broadcast::map2::<T>(&inputs[0], &inputs[1], out, |a, b| a / b)?;
-        Ok((y.clone(), DivSaved { b: inputs[1].clone(), y }))
+        Ok((y, DivSaved { a: inputs[0].clone(), b: inputs[1].clone() }))
     }
 
     fn host_backward<T: Float>(&self, saved: DivSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        let mut da = broadcast::update::<T>(dy, &saved.b, |dy, b| dy / b)?;
+        let da = broadcast::update::<T>(dy, &saved.b, |dy, b| dy / b)?;
         if grads.wanted(0) {
             let sums = broadcast::sum_to::<T>(da.clone(), grads.shape(0))?;
             grads.add(0, sums)?;
         }
         if grads.wanted(1) {
-            da = elementwise::chain::<T>(da, &saved.y, |da, y| -(da * y))?;
-            let db = broadcast::sum_to::<T>(da, grads.shape(1))?;
+            let db = broadcast::update::<T>(da, &saved.a, |da, a| -(da * a))?;
+            let db = broadcast::update::<T>(db, &saved.b, |db, b| db / b)?;
+            let db = broadcast::sum_to::<T>(db, grads.shape(1))?;
             grads.add(1, db)?;
         }
         Ok(())
@@ -59,7 +61,7 @@ impl Op for Div {
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, DivSaved)> {
         let (a, b) = (&inputs[0], &inputs[1]);
         let y = broadcast_cuda::map2(gpu, a, b, out, a.dtype(), "a / b")?;
-        Ok((y.clone(), DivSaved { b: b.clone(), y }))
+        Ok((y, DivSaved { a: a.clone(), b: b.clone() }))
     }
 
     fn cuda_backward(
@@ -69,11 +71,12 @@ impl Op for Div {
         dy: Tensor,
         grads: &mut GradSinks<'_>,
     ) -> Result<()> {
-        let mut da = broadcast_cuda::update(gpu, dy, &saved.b, DType::F32, "a / b")?;
+        let da = broadcast_cuda::update(gpu, dy, &saved.b, DType::F32, "a / b")?;
         broadcast_cuda::give(gpu, grads, 0, da.clone(), false)?;
         if grads.wanted(1) {
-            da = broadcast_cuda::update(gpu, da, &saved.y, DType::F32, "-(a * b)")?;
-            broadcast_cuda::give(gpu, grads, 1, da, false)?;
+            let db = broadcast_cuda::update(gpu, da, &saved.a, DType::F32, "-(a * b)")?;
+            let db = broadcast_cuda::update(gpu, db, &saved.b, DType::F32, "a / b")?;
+            broadcast_cuda::give(gpu, grads, 1, db, false)?;
         }
         Ok(())
     }

@@ -56,8 +56,14 @@ impl Op for Linear {
         let (x, weight) = (&inputs[0], &inputs[1]);
         let (n, k, m) = (weight.shape()[0], weight.shape()[1], out.rows());
         let mut y = vec![T::ZERO; out.numel()];
-        let w = Mat::new(weight.as_slice::<T>()?, n, k);
-        host::matmul(Mat::new(x.as_slice::<T>()?, m, k), w.t(), MatMut::new(&mut y, m, n), Beta::Overwrite);
+        let (xs, w) = (x.as_slice::<T>()?, weight.as_slice::<T>()?);
+        if m == 1 {
+            // One token of a generation: the time is that of reading the weights, which all threads share.
+            host::par_row_groups(&mut y, 1, k, |row, y| y[0] = host::dot(xs, &w[row * k..][..k]));
+        } else {
+            let y = MatMut::new(&mut y, m, n);
+            host::matmul(Mat::new(xs, m, k), Mat::new(w, n, k).t(), y, Beta::Overwrite);
+        }
         if let Some(bias) = inputs.get(2) {
             let bias = bias.as_slice::<T>()?;
             host::par_rows(&mut y, n, |_, row| row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b));

@@ -1,35 +1,66 @@
 //! The iterator that reads a corpus.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::Deserialize;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{CorpusOptions, CorpusStats, Document, Kind, Source, SourceStats};
+use super::compressed::{self, Compression};
+use super::parquet_file::Rows;
+use super::{CorpusOptions, CorpusStats, Document, Format, Source, SourceStats};
 use crate::error::{DataError, Result};
 
 /// UTF-8 byte-order mark.
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
+/// Fields that a document carries beside its text.
+pub(super) type Fields = Vec<(Arc<str>, String)>;
+
 /// Documents of a corpus in order, read as they are asked for.
-#[derive(Debug)]
 pub struct Documents<'c> {
     sources: std::slice::Iter<'c, Source>,
-    options: CorpusOptions,
+    options: &'c CorpusOptions,
     told_of_empty: &'c AtomicBool,
-    lines: Option<Lines>,
+    open: Option<Open>,
     stats: CorpusStats,
     done: bool,
 }
 
+/// A file with many documents.
+enum Open {
+    Lines(Lines),
+    Rows(Box<Rows>),
+}
+
+impl Open {
+    /// Text and fields of the next document.
+    fn next_text(&mut self) -> Result<Option<(String, Fields)>> {
+        match self {
+            Open::Lines(lines) => lines.next_text(),
+            Open::Rows(rows) => rows.next_text(),
+        }
+    }
+
+    /// The file and the line or row last given out.
+    fn place(&self) -> (Arc<Path>, u64) {
+        match self {
+            Open::Lines(lines) => (lines.file.clone(), lines.line),
+            Open::Rows(rows) => (rows.file.clone(), rows.row),
+        }
+    }
+}
+
 impl<'c> Documents<'c> {
-    pub(super) fn new(sources: &'c [Source], options: CorpusOptions, told_of_empty: &'c AtomicBool) -> Self {
+    pub(super) fn new(
+        sources: &'c [Source],
+        options: &'c CorpusOptions,
+        told_of_empty: &'c AtomicBool,
+    ) -> Self {
         let stats = CorpusStats::default();
-        Self { sources: sources.iter(), options, told_of_empty, lines: None, stats, done: false }
+        Self { sources: sources.iter(), options, told_of_empty, open: None, stats, done: false }
     }
 
     /// Counts of what was read so far.
@@ -44,15 +75,15 @@ impl<'c> Documents<'c> {
 
     fn step(&mut self) -> Result<Option<Document>> {
         loop {
-            if let Some(lines) = &mut self.lines {
-                match lines.next_text()? {
-                    Some(text) => {
-                        let (file, line) = (lines.file.clone(), lines.line);
-                        if let Some(document) = self.accept(text, file, line) {
+            if let Some(open) = &mut self.open {
+                match open.next_text()? {
+                    Some((text, fields)) => {
+                        let (file, line) = open.place();
+                        if let Some(document) = self.accept(Document { text, file, line, fields }) {
                             return Ok(Some(document));
                         }
                     }
-                    None => self.lines = None,
+                    None => self.open = None,
                 }
                 continue;
             }
@@ -60,11 +91,14 @@ impl<'c> Documents<'c> {
             let file = source.file.clone();
             let stats = SourceStats { file: file.clone(), documents: 0, zero_length: 0, chars: 0, bytes: 0 };
             self.stats.sources.push(stats);
-            match source.kind {
-                Kind::Jsonl => self.lines = Some(Lines::open(file, self.options.max_line_bytes)?),
-                Kind::Txt => {
-                    let text = read_txt(&file, self.options.max_txt_bytes)?;
-                    if let Some(document) = self.accept(text, file, 1) {
+            let compression = source.kind.compression;
+            match source.kind.format {
+                Format::Jsonl => self.open = Some(Open::Lines(Lines::open(file, compression, self.options)?)),
+                Format::Parquet => self.open = Some(Open::Rows(Box::new(Rows::open(file, self.options)?))),
+                Format::Txt => {
+                    let text = read_txt(&file, compression, self.options.max_txt_bytes)?;
+                    if let Some(document) = self.accept(Document { text, file, line: 1, fields: Vec::new() })
+                    {
                         return Ok(Some(document));
                     }
                 }
@@ -72,7 +106,8 @@ impl<'c> Documents<'c> {
         }
     }
 
-    fn accept(&mut self, text: String, file: Arc<Path>, line: u64) -> Option<Document> {
+    fn accept(&mut self, document: Document) -> Option<Document> {
+        let text = &document.text;
         if let Some(stats) = self.stats.sources.last_mut() {
             if text.is_empty() {
                 stats.zero_length += 1;
@@ -82,7 +117,7 @@ impl<'c> Documents<'c> {
                 stats.chars += text.chars().count() as u64;
             }
         }
-        (!text.is_empty()).then_some(Document { text, file, line })
+        (!text.is_empty()).then_some(document)
     }
 
     fn end(&self) -> Result<Option<Document>> {
@@ -111,15 +146,15 @@ impl Iterator for Documents<'_> {
 }
 
 /// Reads a whole `.txt` file.
-fn read_txt(path: &Path, limit_bytes: u64) -> Result<String> {
-    let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
+fn read_txt(path: &Path, compression: Compression, limit_bytes: u64) -> Result<String> {
+    let file = compressed::open(path, compression)?;
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file at the limit from one beyond it, even if it grows meanwhile.
     file.take(limit_bytes.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|e| DataError::io("read", path, e))?;
+        .map_err(|e| compressed::read_error(path, compression, e))?;
     if bytes.len() as u64 > limit_bytes {
-        let size = std::fs::metadata(path).map_or(bytes.len() as u64, |m| m.len());
+        let size = std::fs::metadata(path).map_or(0, |m| m.len()).max(bytes.len() as u64);
         return Err(DataError::FileTooLong { path: path.into(), bytes: size, limit_bytes });
     }
     let skip = if bytes.starts_with(BOM) { BOM.len() } else { 0 };
@@ -136,36 +171,78 @@ fn utf8(path: &Path, bytes: Vec<u8>, start: u64) -> Result<String> {
     })
 }
 
-/// The one field read from a line.
-#[derive(Deserialize)]
-struct Row {
-    #[serde(default, deserialize_with = "present")]
-    text: Option<Value>,
+/// The string of a row of a Parquet file, which has no offset that would help a reader.
+pub(super) fn utf8_of_row(path: &Path, row: u64, column: &str, bytes: &[u8]) -> Result<String> {
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| DataError::Parquet {
+        path: path.into(),
+        reason: format!("row {row}: column {column:?} is not valid UTF-8; write it again from text"),
+    })
 }
 
-/// Tells `"text": null` (present, of the wrong type) from no field at all.
-fn present<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Option<Value>, D::Error> {
-    Value::deserialize(d).map(Some)
+/// Reads the fields that are asked for from a JSON object and passes over the others.
+struct Wanted<'o>(&'o CorpusOptions);
+
+/// What a line has of the fields asked for.
+struct Found {
+    text: Option<Value>,
+    fields: Vec<(usize, Value)>,
+}
+
+impl<'de> DeserializeSeed<'de> for Wanted<'_> {
+    type Value = Found;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, d: D) -> std::result::Result<Found, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Wanted<'_> {
+    type Value = Found;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Found, A::Error> {
+        let mut found = Found { text: None, fields: Vec::new() };
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.0.text_field {
+                // Which of two texts is meant is anybody's guess.
+                if found.text.is_some() {
+                    return Err(serde::de::Error::custom(format!("duplicate field `{key}`")));
+                }
+                found.text = Some(map.next_value()?);
+            } else if let Some(index) = self.0.fields.iter().position(|field| *field == key) {
+                found.fields.push((index, map.next_value()?));
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// Lines of a `.jsonl` file.
-#[derive(Debug)]
 struct Lines {
-    reader: BufReader<File>,
+    reader: BufReader<Box<dyn Read + Send>>,
+    compression: Compression,
     file: Arc<Path>,
-    limit_bytes: u64,
+    options: CorpusOptions,
+    /// Names of the fields, shared by all documents.
+    names: Vec<Arc<str>>,
     line: u64,
     offset: u64,
 }
 
 impl Lines {
-    fn open(file: Arc<Path>, limit_bytes: u64) -> Result<Self> {
-        let handle = File::open(&file).map_err(|e| DataError::io("open", &file, e))?;
-        Ok(Self { reader: BufReader::with_capacity(1 << 18, handle), file, limit_bytes, line: 0, offset: 0 })
+    fn open(file: Arc<Path>, compression: Compression, options: &CorpusOptions) -> Result<Self> {
+        let reader = BufReader::with_capacity(1 << 16, compressed::open(&file, compression)?);
+        let names = options.fields.iter().map(|name| name.as_str().into()).collect();
+        Ok(Self { reader, compression, file, options: options.clone(), names, line: 0, offset: 0 })
     }
 
     /// Text of the next line that is not blank.
-    fn next_text(&mut self) -> Result<Option<String>> {
+    fn next_text(&mut self) -> Result<Option<(String, Fields)>> {
         loop {
             let start = self.offset;
             let Some(mut bytes) = self.next_line()? else { return Ok(None) };
@@ -186,11 +263,12 @@ impl Lines {
     fn next_line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         // Room for the line, a carriage return and a line feed.
-        let most = self.limit_bytes.saturating_add(2);
+        let limit_bytes = self.options.max_line_bytes;
+        let most = limit_bytes.saturating_add(2);
         let read = (&mut self.reader)
             .take(most)
             .read_until(b'\n', &mut bytes)
-            .map_err(|e| DataError::io("read", &self.file, e))?;
+            .map_err(|e| compressed::read_error(&self.file, self.compression, e))?;
         if read == 0 {
             return Ok(None);
         }
@@ -202,34 +280,35 @@ impl Lines {
                 bytes.pop();
             }
         }
-        if bytes.len() as u64 > self.limit_bytes {
-            let (path, line, limit_bytes) = (self.file.to_path_buf(), self.line, self.limit_bytes);
+        if bytes.len() as u64 > limit_bytes {
+            let (path, line) = (self.file.to_path_buf(), self.line);
             return Err(DataError::LineTooLong { path, line, limit_bytes });
         }
         Ok(Some(bytes))
     }
 
-    fn parse(&self, line: &str) -> Result<String> {
-        let path = || self.file.to_path_buf();
-        // A struct would also be read from a JSON array, whose first element would pass for the text.
+    fn parse(&self, line: &str) -> Result<(String, Fields)> {
+        let (path, field) = (|| self.file.to_path_buf(), || self.options.text_field.clone());
+        let refuse = |source| DataError::Json { path: path(), line: self.line, source };
         if !line.trim_start().starts_with('{') {
-            let source = serde::de::Error::custom("the line does not begin with {");
-            return Err(DataError::Json { path: path(), line: self.line, source });
+            return Err(refuse(serde::de::Error::custom("the line does not begin with {")));
         }
-        let row: Row = serde_json::from_str(line).map_err(|source| DataError::Json {
-            path: path(),
-            line: self.line,
-            source,
-        })?;
-        let got = match row.text {
-            Some(Value::String(text)) => return Ok(text),
-            None => return Err(DataError::MissingText { path: path(), line: self.line }),
+        let mut json = serde_json::Deserializer::from_str(line);
+        let found = Wanted(&self.options).deserialize(&mut json).map_err(refuse)?;
+        json.end().map_err(refuse)?;
+        let fields = found.fields.into_iter().filter_map(|(index, value)| match value {
+            Value::String(text) => Some((self.names[index].clone(), text)),
+            _ => None,
+        });
+        let got = match found.text {
+            Some(Value::String(text)) => return Ok((text, fields.collect())),
+            None => return Err(DataError::MissingText { path: path(), line: self.line, field: field() }),
             Some(Value::Null) => "null",
             Some(Value::Bool(_)) => "a boolean",
             Some(Value::Number(_)) => "a number",
             Some(Value::Array(_)) => "an array",
             Some(Value::Object(_)) => "an object",
         };
-        Err(DataError::WrongTextType { path: path(), line: self.line, got })
+        Err(DataError::WrongTextType { path: path(), line: self.line, field: field(), got })
     }
 }

@@ -139,9 +139,9 @@ fn jsonl_errors_name_file_and_line() {
 #[test]
 fn limits() {
     let dir = Folder::new();
-    let options = CorpusOptions { max_line_bytes: 20, max_txt_bytes: 5 };
+    let options = CorpusOptions { max_line_bytes: 20, max_txt_bytes: 5, ..CorpusOptions::default() };
     let get = |path: PathBuf| -> Result<Vec<Document>> {
-        Corpus::open_with(&[path], options)?.documents().collect()
+        Corpus::open_with(&[path], options.clone())?.documents().collect()
     };
     let fits = "{\"text\": \"123456789\"}";
     assert_eq!(fits.len(), 21);
@@ -170,13 +170,157 @@ fn paths_that_cannot_be_used() {
     let e = refusal(&[dir.0.path().join("nothing.txt")]);
     assert!(e.contains("nothing.txt does not exist: check the path"), "{e}");
     let e = refusal(&[dir.write("a.csv", "x")]);
-    assert!(e.contains("a.csv is not a .txt or .jsonl file"), "{e}");
+    assert!(e.contains("a.csv is not a .txt, .jsonl (.gz, .zst) or .parquet file"), "{e}");
     let e = refusal(&[dir.write("empty.txt", "")]);
     assert!(e.contains("empty.txt is empty (0 bytes of text)"), "{e}");
     dir.write("sub/a.md", "x");
     dir.write("sub/deep/b.md", "x");
     let e = refusal(&[dir.0.path().join("sub")]);
-    assert!(e.contains("sub holds no .txt or .jsonl file (2 other files were skipped)"), "{e}");
+    assert!(e.contains("sub holds no .txt, .jsonl or .parquet file (2 other files were skipped)"), "{e}");
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A Parquet file of two row groups with a string column for each name; `None` is a null.
+fn parquet(path: &Path, names: &[&str], rows: &[Vec<Option<&str>>]) {
+    use parquet::basic::{Compression, ConvertedType, Repetition, Type as Physical, ZstdLevel};
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::types::Type;
+    let column = |name: &&str| {
+        let field = Type::primitive_type_builder(name, Physical::BYTE_ARRAY)
+            .with_repetition(Repetition::OPTIONAL)
+            .with_converted_type(ConvertedType::UTF8);
+        Arc::new(field.build().unwrap())
+    };
+    let schema =
+        Type::group_type_builder("schema").with_fields(names.iter().map(column).collect()).build().unwrap();
+    let compression = Compression::ZSTD(ZstdLevel::default());
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let file = fs::File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+    for part in rows.chunks(rows.len().div_ceil(2)) {
+        let mut group = writer.next_row_group().unwrap();
+        for column in 0..names.len() {
+            let cells = || part.iter().map(|row| row[column]);
+            let values: Vec<ByteArray> = cells().flatten().map(ByteArray::from).collect();
+            let levels: Vec<i16> = cells().map(|cell| i16::from(cell.is_some())).collect();
+            let mut open = group.next_column().unwrap().unwrap();
+            open.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+            open.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+#[test]
+fn compressed_files_are_read_as_what_is_inside() {
+    let dir = Folder::new();
+    let lines = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+    // Two members in one file, as `cat a.gz b.gz` makes them.
+    let gz = dir.write("a.jsonl.gz", [gzip(lines.as_bytes()), gzip(b"{\"text\": \"c\"}")].concat());
+    let zst = dir.write("b.jsonl.zst", zstd::encode_all(lines.as_bytes(), 1).unwrap());
+    let txt = dir.write("c.txt.GZ", gzip("\u{FEFF}x\ny".as_bytes()));
+    assert_eq!(texts(&[gz.clone(), zst.clone(), txt]), ["a", "b", "c", "a", "b", "x\ny"]);
+    for (path, kind) in [(&gz, "gzip"), (&zst, "zstd")] {
+        let whole = fs::read(path).unwrap();
+        fs::write(path, &whole[..whole.len() - 5]).unwrap();
+        let e = refusal(std::slice::from_ref(path));
+        assert!(
+            e.contains(&format!("damaged or truncated {kind} data")) && e.contains("download it again"),
+            "{e}"
+        );
+        fs::write(path, b"not compressed").unwrap();
+        let e = refusal(std::slice::from_ref(path));
+        assert!(e.contains(&format!("damaged or truncated {kind} data")), "{e}");
+    }
+    let e = refusal(&[dir.write("d.parquet.gz", "x")]);
+    assert!(e.contains("is not a .txt, .jsonl (.gz, .zst) or .parquet file"), "{e}");
+    // A small file that unpacks to more than a document may have.
+    let options = CorpusOptions { max_txt_bytes: 1000, max_line_bytes: 1000, ..CorpusOptions::default() };
+    for name in ["e.txt.gz", "e.jsonl.gz"] {
+        let bomb = dir.write(name, gzip(&[b' '; 100_000]));
+        let e = Corpus::open_with(&[bomb], options.clone()).unwrap().documents().next().unwrap().unwrap_err();
+        assert!(matches!(e, DataError::FileTooLong { .. } | DataError::LineTooLong { .. }), "{e}");
+    }
+}
+
+#[test]
+fn parquet_rows_are_documents() {
+    let dir = Folder::new();
+    let path = dir.0.path().join("a.parquet");
+    let row = |text, lang| vec![text, lang];
+    let mut rows: Vec<_> = (0..200).map(|_| row(Some("x"), Some("en"))).collect();
+    rows[0] = row(Some("\u{9AC}\u{9BE}"), Some("bn"));
+    rows[130] = row(Some(""), None);
+    rows[199] = row(Some("last"), None);
+    parquet(&path, &["text", "lang"], &rows);
+    let options = CorpusOptions { fields: vec!["lang".into(), "none".into()], ..CorpusOptions::default() };
+    let corpus = Corpus::open_with(std::slice::from_ref(&path), options).unwrap();
+    let documents: Vec<Document> = corpus.documents().collect::<Result<_>>().unwrap();
+    assert_eq!(documents.len(), 199, "the empty one is skipped");
+    let fields = |d: &Document| d.fields.iter().map(|(f, v)| (f.to_string(), v.clone())).collect::<Vec<_>>();
+    assert_eq!((documents[0].text.as_str(), documents[0].line), ("\u{9AC}\u{9BE}", 1));
+    assert_eq!(fields(&documents[0]), [("lang".to_owned(), "bn".to_owned())]);
+    assert_eq!(
+        (documents[198].text.as_str(), documents[198].line, fields(&documents[198])),
+        ("last", 200, vec![])
+    );
+
+    rows[77] = row(None, None);
+    parquet(&path, &["text", "lang"], &rows);
+    let e = refusal(std::slice::from_ref(&path));
+    assert!(e.ends_with("a.parquet line 78: field \"text\" is null, expected a string"), "{e}");
+    parquet(&path, &["body", "lang"], &rows);
+    let e = refusal(std::slice::from_ref(&path));
+    assert!(e.contains("no column \"text\" (there are: body, lang)"), "{e}");
+    parquet(&path, &["text"], &[vec![Some("a")], vec![Some("b")]]);
+    let whole = fs::read(&path).unwrap();
+    for damaged in [&whole[..whole.len() - 9], &whole[9..], b"PAR1", &[7; 400]] {
+        fs::write(&path, damaged).unwrap();
+        let e = refusal(std::slice::from_ref(&path));
+        assert!(e.contains("a.parquet: not a readable Parquet file"), "{e}");
+    }
+}
+
+#[test]
+fn another_field_can_hold_the_text() {
+    let dir = Folder::new();
+    let path = dir.write(
+        "a.jsonl",
+        "{\"text\": 5, \"body\": \"x\", \"lang\": \"en\", \"n\": [1, {\"lang\": 2}]}\n{\"lang\": 1}",
+    );
+    let options =
+        CorpusOptions { text_field: "body".into(), fields: vec!["lang".into()], ..CorpusOptions::default() };
+    let corpus = Corpus::open_with(&[path], options).unwrap();
+    let documents: Vec<_> = corpus.documents().collect();
+    let first = documents[0].as_ref().unwrap();
+    assert_eq!((first.text.as_str(), &*first.fields[0].0, first.fields[0].1.as_str()), ("x", "lang", "en"));
+    let e = documents[1].as_ref().unwrap_err().to_string();
+    assert!(e.contains("line 2: no field \"body\"; each line must look like {\"body\": \"...\"}"), "{e}");
+}
+
+#[test]
+fn patterns_name_files() {
+    let dir = Folder::new();
+    for name in ["b.txt", "a.txt", "c.md", "sub/d.txt", "odd[1].txt"] {
+        dir.write(name, name);
+    }
+    let at = |pattern: &str| dir.0.path().join(pattern);
+    assert_eq!(texts(&[at("?.txt")]), ["a.txt", "b.txt"]);
+    assert_eq!(texts(&[at("**/d.*")]), ["sub/d.txt"]);
+    assert_eq!(texts(&[at("odd[1].txt")]), ["odd[1].txt"], "a file that exists is no pattern");
+    let e = refusal(&[at("*.jsonl")]);
+    assert!(e.contains("*.jsonl: fits no .txt, .jsonl or .parquet file and no folder"), "{e}");
+    let e = refusal(&[at("a[.txt")]);
+    assert!(e.contains("correct the pattern"), "{e}");
 }
 
 #[test]
@@ -203,7 +347,7 @@ fn loops_of_links_and_unreadable_files_are_errors() {
     let e = refusal(&[dir.0.path().to_path_buf()]);
     assert!(e.contains("cannot walk"), "{e}");
     let e = refusal(&[PathBuf::from("/dev/null")]);
-    assert!(e.contains("/dev/null is not a .txt or .jsonl file"), "{e}");
+    assert!(e.contains("/dev/null is not a .txt, .jsonl (.gz, .zst) or .parquet file"), "{e}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Order {
 }
 
 /// A uniform permutation of `0..n`: Fisher-Yates from the end.
-fn permutation(n: u64, seed: u64, epoch: u64) -> Vec<u64> {
+pub(crate) fn permutation(n: u64, seed: u64, epoch: u64) -> Vec<u64> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     let epoch = if active(Defect::SameOrderEachEpoch) { 0 } else { epoch };

@@ -183,6 +183,30 @@ fn resume_anywhere_twice() {
 }
 
 #[test]
+fn batches_made_ahead_are_the_same() {
+    let data = counting(4 * 10 + 1);
+    let config =
+        |prefetch| LoaderConfig { seed: 3, shuffle: true, rank: 1, world_size: 2, prefetch, ..config(4, 3) };
+    let mut plain = Loader::new(data.clone(), config(0)).unwrap();
+    let expected: Vec<(Batch, LoaderState)> = (0..12).map(|_| (plain.next_batch(), plain.state())).collect();
+    for prefetch in [1, 2, 5] {
+        let mut loader = Loader::new(data.clone(), config(prefetch)).unwrap();
+        for (batch, state) in &expected[..7] {
+            assert_eq!(
+                (&loader.next_batch(), &loader.state()),
+                (batch, state),
+                "what was made ahead is not seen"
+            );
+        }
+        // Back to an earlier place: nothing of what was made ahead is given out.
+        loader.set_state(&expected[2].1).unwrap();
+        for (batch, state) in &expected[3..] {
+            assert_eq!((&loader.next_batch(), &loader.state()), (batch, state));
+        }
+    }
+}
+
+#[test]
 fn resume_with_another_batch_size_goes_on_in_order() {
     let data = counting(4 * 10 + 1);
     let config = LoaderConfig { shuffle: true, seed: 3, ..config(4, 1) };

@@ -11,7 +11,7 @@ use super::hex;
 use crate::atomic::AtomicFile;
 use crate::error::{DataError, Result};
 use crate::split::SplitPlan;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, WordCache};
 
 /// Text encoded in one parallel batch. More would only hold more memory.
 const BATCH_BYTES: usize = 8 << 20;
@@ -129,8 +129,10 @@ pub fn encode_ordered<S: AsRef<str> + Send + Sync>(
     let mut batch: Vec<S> = Vec::new();
     let mut batch_bytes = 0;
     let mut flush = |batch: &mut Vec<S>| -> Result<()> {
-        let encoded: Vec<Result<Vec<u32>>> =
-            batch.par_iter().map(|document| tokenizer.encode(document.as_ref())).collect();
+        let encoded: Vec<Result<Vec<u32>>> = batch
+            .par_iter()
+            .map_init(WordCache::default, |cache, document| tokenizer.encode_cached(document.as_ref(), cache))
+            .collect();
         batch.iter().zip(encoded).try_for_each(|(document, ids)| sink(document, ids?))?;
         batch.clear();
         Ok(())
@@ -189,12 +191,22 @@ impl TokenFileWriter {
     /// # Errors
     /// [`DataError::TokenOutOfRange`] for an id outside the vocabulary; [`DataError::Io`].
     pub fn push(&mut self, text: &str, ids: &[u32]) -> Result<()> {
+        self.push_counted(text.len() as u64, text.chars().count() as u64, ids.iter().copied())
+    }
+
+    /// As [`TokenFileWriter::push`], with the bytes and characters of the text already counted.
+    pub(crate) fn push_counted(
+        &mut self,
+        text_bytes: u64,
+        text_chars: u64,
+        ids: impl Iterator<Item = u32>,
+    ) -> Result<()> {
         self.doc_starts.push(self.header.tokens);
         self.header.documents += 1;
-        self.header.text_bytes += text.len() as u64;
-        self.header.text_chars += text.chars().count() as u64;
+        self.header.text_bytes += text_bytes;
+        self.header.text_chars += text_chars;
         let eos_id = self.header.eos_id;
-        for id in ids.iter().copied().chain([eos_id]) {
+        for id in ids.chain([eos_id]) {
             if id >= self.header.vocab_size {
                 return Err(DataError::TokenOutOfRange {
                     path: self.path.clone(),
@@ -212,6 +224,11 @@ impl TokenFileWriter {
             }
         }
         Ok(())
+    }
+
+    /// Tokens written so far.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.header.tokens
     }
 
     /// Writes the document starts and the header, and puts the file in its place.

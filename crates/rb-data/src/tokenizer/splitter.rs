@@ -28,6 +28,21 @@ pub const RB_PATTERN: &str = concat!(
 /// Pattern of [`Splitter::Gpt2`], from the GPT-2 release.
 pub const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
+/// Pattern of [`Splitter::Cl100k`], from the release of that vocabulary.
+pub const CL100K_PATTERN: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Pattern of [`Splitter::O200k`], from the release of that vocabulary.
+pub const O200K_PATTERN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// How text is cut into words, over whose ends nothing is merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -37,14 +52,33 @@ pub enum Splitter {
     Rb,
     /// [`GPT2_PATTERN`]: for comparison with GPT-2; cuts Indic words at every vowel sign.
     Gpt2,
+    /// [`CL100K_PATTERN`]: as GPT-4; cuts Indic words at every vowel sign too.
+    Cl100k,
+    /// [`O200K_PATTERN`]: as GPT-4o; marks stay in words, joiners do not.
+    O200k,
 }
 
 impl Splitter {
+    /// All splitters, the default first.
+    pub const ALL: [Splitter; 4] = [Splitter::Rb, Splitter::Gpt2, Splitter::Cl100k, Splitter::O200k];
+
+    /// Its name in configs and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Splitter::Rb => "rb",
+            Splitter::Gpt2 => "gpt2",
+            Splitter::Cl100k => "cl100k",
+            Splitter::O200k => "o200k",
+        }
+    }
+
     /// The regular expression.
     pub fn pattern(self) -> &'static str {
         match self {
             Splitter::Rb => RB_PATTERN,
             Splitter::Gpt2 => GPT2_PATTERN,
+            Splitter::Cl100k => CL100K_PATTERN,
+            Splitter::O200k => O200K_PATTERN,
         }
     }
 
@@ -60,7 +94,7 @@ impl Splitter {
     }
 
     /// The compiled pattern.
-    pub(super) fn regex(self) -> Result<SysRegex> {
+    pub(crate) fn regex(self) -> Result<SysRegex> {
         SysRegex::new(self.pattern()).map_err(|e| DataError::TokenizerLibrary {
             action: "compile the splitter",
             reason: e.to_string(),
@@ -70,11 +104,11 @@ impl Splitter {
 
 /// The splitter of a `pre_tokenizer` entry that this crate wrote; `None` for any other.
 pub(super) fn own(pre_tokenizer: &Value) -> Option<Splitter> {
-    [Splitter::Rb, Splitter::Gpt2].into_iter().find(|s| s.to_json() == *pre_tokenizer)
+    Splitter::ALL.into_iter().find(|s| s.to_json() == *pre_tokenizer)
 }
 
 /// Words of `text`: the matches, and whatever lies between them.
-pub(super) fn words<'t>(regex: &SysRegex, text: &'t str, mut each: impl FnMut(&'t str)) {
+pub(crate) fn words<'t>(regex: &SysRegex, text: &'t str, mut each: impl FnMut(&'t str)) {
     let mut end = 0;
     for (start, stop) in regex.find_iter(text) {
         if end < start {
@@ -90,8 +124,8 @@ pub(super) fn words<'t>(regex: &SysRegex, text: &'t str, mut each: impl FnMut(&'
     }
 }
 
-/// Cuts `text` into pieces of at least `least` bytes (the last may be shorter) at places where both patterns always
-/// begin a new word, so that the words of the pieces are the words of the text: before a space that stands between
+/// Cuts `text` into pieces of at least `least` bytes (the last may be shorter) at places where every pattern
+/// begins a new word, so that the words of the pieces are the words of the text: before a space that stands between
 /// two characters that are not white space. A text without such a place stays whole.
 pub(super) fn chunks(text: &str, least: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
@@ -202,14 +236,62 @@ mod tests {
     }
 
     #[test]
+    fn words_of_the_published_splitters() {
+        let text = "He'll SAY 12345 \u{9AC}\u{9BE}\u{982}\u{9B2}\u{9BE}\n\n  x//\n";
+        assert_eq!(
+            split(Splitter::Cl100k, text),
+            [
+                "He",
+                "'ll",
+                " SAY",
+                " ",
+                "123",
+                "45",
+                " \u{9AC}",
+                "\u{9BE}\u{982}",
+                "\u{9B2}",
+                "\u{9BE}\n\n",
+                " ",
+                " x",
+                "//\n"
+            ]
+        );
+        assert_eq!(
+            split(Splitter::O200k, text),
+            [
+                "He'll",
+                " SAY",
+                " ",
+                "123",
+                "45",
+                " \u{9AC}\u{9BE}\u{982}\u{9B2}\u{9BE}",
+                "\n\n",
+                " ",
+                " x",
+                "//\n"
+            ]
+        );
+        // The joiner of a Bengali conjunct and the non-joiner of a Persian word end a word there, and not for `rb`.
+        let joined = "\u{9B0}\u{200D}\u{9CD}\u{9AF}\u{9BE}\u{9AC}";
+        assert_eq!((split(Splitter::O200k, joined).len(), split(Splitter::Rb, joined).len()), (2, 1));
+    }
+
+    #[test]
     fn chunk_ends_are_word_ends() {
         let text = "The cat's  hat, 12 345 6\n\n a b\u{a0} c \u{301}d \u{a0}e f' s  \n g h\t i j";
-        for splitter in [Splitter::Rb, Splitter::Gpt2] {
-            let whole = split(splitter, text);
+        for splitter in Splitter::ALL {
+            // Compiled once: that takes longer than all of the splitting.
+            let regex = splitter.regex().unwrap();
+            let split = |text| {
+                let mut out = Vec::new();
+                words(&regex, text, |w| out.push(w));
+                out
+            };
+            let whole = split(text);
             for least in 0..text.len() {
                 let pieces: Vec<&str> = chunks(text, least).collect();
                 assert_eq!(pieces.concat(), text);
-                let words: Vec<&str> = pieces.iter().flat_map(|p| split(splitter, p)).collect();
+                let words: Vec<&str> = pieces.iter().flat_map(|p| split(p)).collect();
                 assert_eq!(words, whole, "{splitter:?} least {least}");
             }
         }

@@ -74,6 +74,57 @@ fn training_is_deterministic() {
 }
 
 #[test]
+fn unigram_encodes_every_text_and_repeats() {
+    let config = TokenizerConfig {
+        vocab_size: 400,
+        model: ModelKind::Unigram,
+        special_tokens: vec![DEFAULT_EOS.into(), "cat".into()],
+        ..TokenizerConfig::default()
+    };
+    let texts = ["the cat sat on the mat, the end of the cat. ".repeat(9), BANGLA.repeat(9)];
+    let (one, report) = Tokenizer::train(texts.iter().map(Ok), &config).unwrap();
+    assert!((270..=400).contains(&report.vocab_size), "{report:?}");
+    assert_eq!((one.model_name(), one.eos_id(), one.is_special(1)), ("unigram", 0, true));
+    for text in ["", "the cat", BANGLA, "日本語 \0 \u{1F468}\u{200D}\u{1F469} \u{fffd}", "cat<|endoftext|>"]
+    {
+        let ids = one.encode(text).unwrap();
+        assert!(ids.iter().all(|id| !one.is_special(*id)), "{text}");
+        assert_eq!(one.decode(&ids).unwrap(), text);
+        assert_eq!(ids, one.encode_reference(text).unwrap());
+    }
+    assert!(one.encode(BANGLA).unwrap().len() * 3 < BANGLA.len(), "pieces longer than a byte are used");
+    let least = TokenizerConfig { vocab_size: 258, ..config.clone() };
+    assert_eq!(Tokenizer::train(texts.iter().map(Ok), &least).unwrap().0.vocab_size(), 258);
+    // Another number of threads and another order of the documents: the same file.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    let (two, _) = pool.install(|| Tokenizer::train(texts.iter().rev().map(Ok), &config)).unwrap();
+    assert_eq!(one.to_json().unwrap(), two.to_json().unwrap());
+}
+
+#[test]
+fn weights_set_the_parts_of_groups() {
+    // `ab` occurs ten times as often as `xy`: which comes first is a matter of the weights.
+    let documents = ["ab ".repeat(100), "xy ".repeat(10), "pq ".repeat(99)];
+    let config = TokenizerConfig { vocab_size: 258, ..TokenizerConfig::default() };
+    let first = |weights: &[f64]| {
+        let texts = documents.iter().zip(0..).map(|(text, group)| Ok((text, group)));
+        let (t, report) = Tokenizer::train_weighted(texts, weights, &config).unwrap();
+        (String::from_utf8(t.token_bytes(257).unwrap().to_vec()).unwrap(), report.groups)
+    };
+    let (token, groups) = first(&[1.0, 1.0]);
+    // At equal parts `ab` and `xy` tie; documents without a group count once.
+    assert_eq!(token, "ab");
+    let factors: Vec<f64> = groups.iter().map(|g| g.factor).collect();
+    assert_eq!(factors, [1.0, 10.0, 1.0]);
+    assert_eq!(groups.iter().map(|g| g.chars).collect::<Vec<_>>(), [300, 30, 297]);
+    assert_eq!(first(&[1.0, 2.0]).0, "xy");
+    assert_eq!(first(&[]).0, "ab");
+    let texts = documents.iter().map(|text| Ok((text, 0)));
+    let e = Tokenizer::train_weighted(texts, &[0.0], &config).unwrap_err().to_string();
+    assert_eq!(e, "tokenizer: weight is 0, expected a finite number above 0");
+}
+
+#[test]
 fn ids_have_the_stated_order() {
     let (t, report) = train(&["aab aab aab"], 260);
     assert_eq!(report.vocab_size, 260);
@@ -329,6 +380,8 @@ fn encoding_matches_reference() {
     for (splitter, normalization) in [
         (Splitter::Rb, Normalization::None),
         (Splitter::Gpt2, Normalization::None),
+        (Splitter::Cl100k, Normalization::None),
+        (Splitter::O200k, Normalization::None),
         (Splitter::Rb, Normalization::Nfc),
     ] {
         let config =
@@ -337,6 +390,15 @@ fn encoding_matches_reference() {
         assert!(t.chunked);
         assert_eq!(t.fast.is_some(), normalization == Normalization::None);
         assert_eq!(t.encode(text).unwrap(), t.encode_reference(text).unwrap());
+    }
+}
+
+#[test]
+fn words_longer_than_the_fast_way_takes_are_encoded_alike() {
+    let words: Vec<String> = (90..103).map(|n| "abab".repeat(30)[..n].to_owned()).collect();
+    let t = train(&[&words.join(" ").repeat(3)], 300).0;
+    for word in &words {
+        assert_eq!(t.encode(word).unwrap(), t.encode_reference(word).unwrap(), "{} bytes", word.len());
     }
 }
 
@@ -432,11 +494,14 @@ fn bangla_words_stay_whole() {
 #[test]
 fn any_text_round_trips() {
     let t = small();
+    // Shared by all cases: what is in it must change nothing.
+    let cache = std::cell::RefCell::new(WordCache::default());
     proptest!(|(text in any::<String>(), repeated in "[ab \n<|>\u{9BE}\u{200D}\u{1F600}']{0,60}")| {
         for text in [text, repeated] {
             let ids = t.encode(&text).unwrap();
             prop_assert!(ids.iter().all(|id| !t.is_special(*id)));
             prop_assert_eq!(&ids, &t.encode_reference(&text).unwrap());
+            prop_assert_eq!(&ids, &t.encode_cached(&text, &mut cache.borrow_mut()).unwrap());
             prop_assert_eq!(t.decode(&ids).unwrap(), text);
         }
     });
@@ -453,16 +518,16 @@ fn any_ids_stream_as_they_decode() {
     });
 }
 
-proptest! {
-    #[test]
-    fn any_cut_keeps_words(text in "[ab' \n\t\u{a0}\u{301}\u{9BE}7.,]{0,80}", least in 0usize..20) {
-        for splitter in [Splitter::Rb, Splitter::Gpt2] {
-            let regex = splitter.regex().unwrap();
+#[test]
+fn any_cut_keeps_words() {
+    let regexes = Splitter::ALL.map(|splitter| splitter.regex().unwrap());
+    proptest!(|(text in "[ab' \n\t\u{a0}\u{301}\u{9BE}7.,]{0,80}", least in 0usize..20)| {
+        for regex in &regexes {
             let mut whole = Vec::new();
-            splitter::words(&regex, &text, |w| whole.push(w));
+            splitter::words(regex, &text, |w| whole.push(w));
             let mut cut = Vec::new();
-            splitter::chunks(&text, least).for_each(|c| splitter::words(&regex, c, |w| cut.push(w)));
+            splitter::chunks(&text, least).for_each(|c| splitter::words(regex, c, |w| cut.push(w)));
             prop_assert_eq!(&whole, &cut);
         }
-    }
+    });
 }

@@ -9,7 +9,7 @@ use tokenizers::{NormalizedString, Normalizer, normalizers::unicode::NFC};
 
 use super::learn::{LearnConfig, Learned, learn};
 use super::splitter::{self, byte_chars};
-use super::{CHUNK_BYTES, MAX_VOCAB_SIZE, Normalization, Tokenizer, TokenizerConfig};
+use super::{CHUNK_BYTES, MAX_VOCAB_SIZE, ModelKind, Normalization, Tokenizer, TokenizerConfig, unigram};
 use crate::error::{DataError, Result};
 
 /// Text counted in one parallel batch.
@@ -17,8 +17,11 @@ const BATCH_BYTES: usize = 32 << 20;
 /// Longer words are counted in parts: they occur once, and a merge would walk along all of each.
 const MAX_WORD_BYTES: usize = 1024;
 
+/// Weighted counts are kept in this many parts of one occurrence.
+const PARTS: f64 = 64.0;
+
 /// What training saw and made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TrainReport {
     /// Documents read.
     pub documents: u64,
@@ -30,6 +33,19 @@ pub struct TrainReport {
     pub requested_vocab_size: usize,
     /// Vocabulary size reached: smaller if the text has no more pairs that occur `min_frequency` times.
     pub vocab_size: usize,
+    /// What each group of documents gave, in the order of the weights; the last is that of documents without a group.
+    pub groups: Vec<GroupShare>,
+}
+
+/// The part of one group of documents in what a tokenizer was trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct GroupShare {
+    /// Documents.
+    pub documents: u64,
+    /// Characters of text.
+    pub chars: u64,
+    /// How often each occurrence of a word counted.
+    pub factor: f64,
 }
 
 impl TrainReport {
@@ -39,44 +55,53 @@ impl TrainReport {
     }
 }
 
+/// Documents come with the number of their group in `weights`; any other number is a document without a group.
 pub(super) fn train<S: AsRef<str>>(
-    documents: impl Iterator<Item = Result<S>>,
+    documents: impl Iterator<Item = Result<(S, usize)>>,
+    weights: &[f64],
     config: &TokenizerConfig,
 ) -> Result<(Tokenizer, TrainReport)> {
     check(config)?;
     let counter = Counter { regex: config.splitter.regex()?, normalization: config.normalization };
-    let mut counts = Counts::new();
+    let mut groups = vec![(Counts::new(), GroupShare::default()); weights.len() + 1];
     let (mut documents_read, mut text_bytes) = (0, 0);
-    let (mut batch, mut batch_bytes): (Vec<S>, usize) = (Vec::new(), 0);
+    let (mut batch, mut batch_bytes): (Vec<(S, usize)>, usize) = (Vec::new(), 0);
     for document in documents {
-        let document = document?;
+        let (text, group) = document?;
         documents_read += 1;
-        text_bytes += document.as_ref().len() as u64;
-        batch_bytes += document.as_ref().len();
-        batch.push(document);
+        text_bytes += text.as_ref().len() as u64;
+        batch_bytes += text.as_ref().len();
+        let group = group.min(weights.len());
+        groups[group].1.documents += 1;
+        groups[group].1.chars += text.as_ref().chars().count() as u64;
+        batch.push((text, group));
         if batch_bytes >= BATCH_BYTES {
-            counter.count(&batch, &mut counts)?;
+            counter.count(&batch, &mut groups)?;
             batch.clear();
             batch_bytes = 0;
         }
     }
-    counter.count(&batch, &mut counts)?;
-    if counts.is_empty() {
+    counter.count(&batch, &mut groups)?;
+    let (words, shares, scale) = weighted(groups, weights)?;
+    if words.is_empty() {
         return Err(DataError::NoTrainingText);
     }
 
-    let mut words: Vec<(Vec<u8>, u64)> = counts.into_iter().collect();
-    words.sort_unstable();
     let distinct_words = words.len() as u64;
-    let learned = learn(
-        words,
-        &LearnConfig {
-            vocab_size: config.vocab_size,
-            special_tokens: &config.special_tokens,
-            min_frequency: config.min_frequency,
-        },
-    );
-    let json = to_json(&learned, config);
+    let json = match config.model {
+        ModelKind::Bpe => {
+            let learned = learn(
+                words,
+                &LearnConfig {
+                    vocab_size: config.vocab_size,
+                    special_tokens: &config.special_tokens,
+                    min_frequency: config.min_frequency.saturating_mul(scale),
+                },
+            );
+            to_json(bpe_json(&learned), config)
+        }
+        ModelKind::Unigram => to_json(unigram::learn(words, config)?, config),
+    };
     let eos = config.special_tokens.first().map(String::as_str);
     let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), eos)
         .map_err(|reason| DataError::TokenizerLibrary { action: "build the trained tokenizer", reason })?;
@@ -86,6 +111,7 @@ pub(super) fn train<S: AsRef<str>>(
         distinct_words,
         requested_vocab_size: config.vocab_size,
         vocab_size: tokenizer.vocab_size(),
+        groups: shares,
     };
     if !report.is_full() {
         tracing::warn!(
@@ -96,6 +122,38 @@ pub(super) fn train<S: AsRef<str>>(
         );
     }
     Ok((tokenizer, report))
+}
+
+type Words = Vec<(Vec<u8>, u64)>;
+
+/// Joins the counts of the groups so that their characters stand in the ratio of `weights`, sorted by word, and says in
+/// how many parts an occurrence is counted. No count is lowered: the group with the most text for its weight counts as
+/// it is, and so do documents without a group.
+fn weighted(mut groups: Vec<(Counts, GroupShare)>, weights: &[f64]) -> Result<(Words, Vec<GroupShare>, u64)> {
+    let amount = |group: usize| groups[group].1.chars as f64 / weights[group];
+    let largest = (0..weights.len()).map(amount).fold(0.0, f64::max);
+    for (group, weight) in weights.iter().enumerate() {
+        let share = &mut groups[group].1;
+        share.factor = if share.chars == 0 { 1.0 } else { largest * weight / share.chars as f64 };
+    }
+    if let Some((_, rest)) = groups.last_mut() {
+        rest.factor = 1.0;
+    }
+    let scale = if groups.iter().all(|(_, share)| share.factor == 1.0) { 1.0 } else { PARTS };
+    let mut counts = Counts::new();
+    let mut shares = Vec::new();
+    for (words, share) in groups {
+        let times = (share.factor * scale).round().max(1.0) as u64;
+        if counts.is_empty() && times == 1 {
+            counts = words;
+        } else {
+            words.iter().for_each(|(word, count)| add(&mut counts, word, count.saturating_mul(times)));
+        }
+        shares.push(share);
+    }
+    let mut words: Words = counts.into_iter().collect();
+    words.sort_unstable();
+    Ok((words, shares, scale as u64))
 }
 
 fn check(config: &TokenizerConfig) -> Result<()> {
@@ -142,19 +200,26 @@ struct Counter {
 }
 
 impl Counter {
-    /// Adds the words of `documents` to `counts`. Sums do not depend on the order of the threads.
-    fn count<S: AsRef<str>>(&self, documents: &[S], counts: &mut Counts) -> Result<()> {
-        let chunks: Vec<&str> =
-            documents.iter().flat_map(|d| splitter::chunks(d.as_ref(), CHUNK_BYTES)).collect();
-        let parts: Vec<Counts> = chunks
-            .par_chunks(16)
-            .map(|chunks| {
-                let mut part = Counts::new();
-                chunks.iter().try_for_each(|chunk| self.count_chunk(chunk, &mut part)).map(|()| part)
-            })
-            .collect::<Result<_>>()?;
-        for (word, count) in parts.into_iter().flatten() {
-            add(counts, &word, count);
+    /// Adds the words of `documents` to the counts of their groups. Sums do not depend on the order of the threads.
+    fn count<S: AsRef<str>>(
+        &self,
+        documents: &[(S, usize)],
+        groups: &mut [(Counts, GroupShare)],
+    ) -> Result<()> {
+        for (group, (counts, _)) in groups.iter_mut().enumerate() {
+            let mine = documents.iter().filter(|(_, of)| *of == group);
+            let chunks: Vec<&str> =
+                mine.flat_map(|(text, _)| splitter::chunks(text.as_ref(), CHUNK_BYTES)).collect();
+            let parts: Vec<Counts> = chunks
+                .par_chunks(16)
+                .map(|chunks| {
+                    let mut part = Counts::new();
+                    chunks.iter().try_for_each(|chunk| self.count_chunk(chunk, &mut part)).map(|()| part)
+                })
+                .collect::<Result<_>>()?;
+            for (word, count) in parts.into_iter().flatten() {
+                add(counts, &word, count);
+            }
         }
         Ok(())
     }
@@ -185,11 +250,21 @@ fn add(counts: &mut Counts, word: &[u8], count: u64) {
     }
 }
 
-/// The `tokenizer.json` of a learned vocabulary.
-fn to_json(learned: &Learned, config: &TokenizerConfig) -> Value {
+/// The `model` entry of a `tokenizer.json` with learned merges.
+fn bpe_json(learned: &Learned) -> Value {
     let token = |id: u32| learned.tokens[id as usize].as_str();
     let vocab: Map<String, Value> = learned.tokens.iter().cloned().zip((0u32..).map(Value::from)).collect();
     let merges: Vec<[&str; 2]> = learned.merges.iter().map(|(a, b)| [token(*a), token(*b)]).collect();
+    json!({
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+        "vocab": vocab,
+        "merges": merges,
+    })
+}
+
+/// The `tokenizer.json` of a learned model.
+fn to_json(model: Value, config: &TokenizerConfig) -> Value {
     let added: Vec<Value> = config
         .special_tokens
         .iter()
@@ -211,11 +286,6 @@ fn to_json(learned: &Learned, config: &TokenizerConfig) -> Value {
         "pre_tokenizer": config.splitter.to_json(),
         "post_processor": null,
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": vocab,
-            "merges": merges,
-        },
+        "model": model,
     })
 }

@@ -1,15 +1,15 @@
 //! [`CausalLm`]: a Llama-style decoder.
 
 use rb_autograd::ops::attention::AttentionMask;
-use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
+use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
 use rb_autograd::ops::rope::{RopeTable, angles, check_positions};
 use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_planted::{Defect, active};
 use rb_tensor::{Device, ShapeError, Tensor};
 
 use crate::{
-    AttentionContext, DecoderBlock, Embedding, LlamaConfig, NnError, Recompute, Result, RmsNorm, Stream,
-    rope_table,
+    AttentionContext, DecoderBlock, Embedding, KvCache, LlamaConfig, NnError, Recompute, Result, RmsNorm,
+    Stream, rope_table,
 };
 
 /// Tokens of a forward pass.
@@ -104,12 +104,7 @@ impl CausalLm {
     /// # Errors
     /// Ids that are not `[B, T]` or not in the vocabulary; more positions than the model has.
     pub fn hidden<'t>(&self, tape: &'t Tape<'t>, input: &ModelInput) -> Result<Var<'t>> {
-        let shape = input.input_ids.shape();
-        if shape.rank() != 2 || shape.numel() == 0 {
-            let error = ShapeError::new("causal_lm", "input_ids", shape, "[B, T], both at least 1");
-            return Err(NnError::Tensor(error.into()));
-        }
-        let (batch, len) = (shape[0], shape[1]);
+        let (batch, len) = batch_and_len(&input.input_ids)?;
         if len > self.config.max_position_embeddings {
             return Err(NnError::TooLong { len, limit: self.config.max_position_embeddings });
         }
@@ -124,7 +119,7 @@ impl CausalLm {
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
         let positions = angles(&positions, &self.rope)?;
         if self.recompute == Recompute::None && !active(Defect::MaskRebuiltPerLayer) {
-            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask };
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask, cache: None };
             let mut stream = Stream { x, branch: None };
             for block in &self.blocks {
                 stream = block.forward_stream(tape, stream, &cx)?;
@@ -138,10 +133,84 @@ impl CausalLm {
                 None
             };
             let mask = made.as_ref().unwrap_or(&mask);
-            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask };
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask, cache: None };
             x = block.forward(tape, &x, &cx, self.recompute)?;
         }
         self.norm.forward(tape, &x)
+    }
+
+    /// An empty cache of keys and values for `batch` sequences of up to `capacity` tokens, where the weights are and in
+    /// the element type that they compute in.
+    ///
+    /// # Errors
+    /// More tokens than the model has positions; a GPU without the memory.
+    pub fn new_cache(&self, params: &ParamStore, batch: usize, capacity: usize) -> Result<KvCache> {
+        let tape = Tape::inference(params);
+        KvCache::new(&self.config, (batch, capacity), tape.compute_dtype(), tape.device())
+    }
+
+    /// Reads `input_ids [B, T]`, which follow the tokens in `cache`, and gives the scores `[B, 1, vocab_size]` of the
+    /// token after them: what [`CausalLm::next_token_logits`] gives for all tokens at once, up to rounding.
+    ///
+    /// # Errors
+    /// More tokens than the cache holds; those of [`CausalLm::hidden`].
+    pub fn next_token_logits_cached(
+        &self,
+        params: &ParamStore,
+        cache: &mut KvCache,
+        input_ids: &Tensor,
+    ) -> Result<Tensor> {
+        let (batch, len) = batch_and_len(input_ids)?;
+        cache.check(batch, len)?;
+        let tape = Tape::inference(params);
+        let device = tape.device();
+        let x = self.embed_tokens.forward(&tape, input_ids)?;
+        let positions = cache.positions(len)?.to_device(device)?;
+        let mask = cache.mask(len)?.on("causal_lm", device, cache.capacity())?;
+        let mut stream = Stream { x, branch: None };
+        for (index, block) in self.blocks.iter().enumerate() {
+            let cache = Some(cache.layer(index));
+            let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask, cache };
+            stream = block.forward_stream(&tape, stream, &cx)?;
+        }
+        let hidden = stream.normed(&tape, &self.norm)?.1;
+        let last = ops::slice(&hidden, 1, len - 1, 1)?;
+        let scores = self.read_scores(&tape, &last)?;
+        cache.advance(len);
+        Ok(scores)
+    }
+
+    /// For each row of `labels [B, T]` (i32, already shifted; -100 is ignored) the sum of `-ln p(label)` in nats: what a
+    /// text, or a continuation of one, costs.
+    ///
+    /// # Errors
+    /// Those of [`CausalLm::loss`].
+    pub fn row_losses(&self, params: &ParamStore, input: &ModelInput, labels: &Tensor) -> Result<Vec<f64>> {
+        let tape = Tape::inference(params);
+        let hidden = self.hidden(&tape, input)?;
+        let (batch, len) = batch_and_len(labels)?;
+        let ids = labels.to_vec::<i32>()?;
+        let options = CrossEntropyOptions {
+            num_classes: Some(self.config.vocab_size),
+            denominator: Denominator::Fixed(1.0),
+            ..CrossEntropyOptions::default()
+        };
+        let mut losses = Vec::with_capacity(batch);
+        for (b, ids) in ids.chunks_exact(len).enumerate() {
+            // Scores are made only where there are labels: of a long context with a short continuation, few.
+            let counts = |id: &i32| *id != options.ignore_index;
+            let (Some(first), Some(last)) = (ids.iter().position(counts), ids.iter().rposition(counts))
+            else {
+                losses.push(tape.constant(Tensor::scalar(0f32)).detach());
+                continue;
+            };
+            let row = ops::slice(&ops::slice(&hidden, 0, b, 1)?, 1, first, last + 1 - first)?;
+            let labels = Tensor::from_vec(ids[first..=last].to_vec(), [1, last + 1 - first])?;
+            let logits = self.head().logits(&tape, &row)?;
+            let loss = ops::cross_entropy(&logits, &labels, &options);
+            losses.push(loss.map_err(|e| NnError::in_batch("labels", &labels, e))?.detach());
+        }
+        losses.iter().map(|loss| Ok(loss.item()?)).collect()
     }
 
     /// Scores `[B, T, padded vocabulary]`; columns from `vocab_size` on mean nothing.
@@ -192,4 +261,14 @@ impl CausalLm {
         ops::cross_entropy::cross_entropy_consuming(logits, labels, &options)
             .map_err(|e| NnError::in_batch("labels", labels, e))
     }
+}
+
+/// `B` and `T` of ids.
+fn batch_and_len(ids: &Tensor) -> Result<(usize, usize)> {
+    let shape = ids.shape();
+    if shape.rank() != 2 || shape.numel() == 0 {
+        let error = ShapeError::new("causal_lm", "input_ids", shape, "[B, T], both at least 1");
+        return Err(NnError::Tensor(error.into()));
+    }
+    Ok((shape[0], shape[1]))
 }

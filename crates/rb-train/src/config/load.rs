@@ -73,9 +73,12 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
     };
     config.data.paths.iter_mut().for_each(absolute);
     config.tokenizer.path.iter_mut().for_each(absolute);
+    config.run.init_from.iter_mut().for_each(absolute);
+    config.take_model()?;
     if !overrides.is_empty() {
         config = apply_to(&config, overrides, format!("{origin} with overrides"))?;
     }
+    config.take_model()?;
     config.validate().map_err(|reason| TrainError::Config { origin, reason })?;
     Ok(config)
 }
@@ -97,12 +100,32 @@ fn apply_to(config: &Config, overrides: &[Override], origin: String) -> Result<C
     let mut config: Config = Value::Table(table).try_into().map_err(|e: toml::de::Error| {
         TrainError::Config { origin: "overrides".into(), reason: explain(e.message()) }
     })?;
-    config.data.paths.iter_mut().chain(config.tokenizer.path.iter_mut()).for_each(|p| *p = absolute(p));
+    let paths = config.data.paths.iter_mut().chain(config.tokenizer.path.iter_mut());
+    paths.chain(config.run.init_from.iter_mut()).for_each(|p| *p = absolute(p));
+    config.take_model()?;
     config.validate().map_err(|reason| TrainError::Config { origin, reason })?;
     Ok(config)
 }
 
 impl Config {
+    /// Takes the model, and the tokenizer, of `run.init_from` where the config has none of its own.
+    fn take_model(&mut self) -> Result<()> {
+        let Some(path) = &self.run.init_from else { return Ok(()) };
+        let has_model = self.model != super::model_of_folder();
+        if has_model && self.tokenizer.path.is_some() {
+            return Ok(());
+        }
+        let folder = crate::start::folder(path)?;
+        if !has_model {
+            self.model = crate::start::model(&folder)?;
+        }
+        let tokenizer = folder.join("tokenizer.json");
+        if self.tokenizer.path.is_none() && tokenizer.is_file() {
+            self.tokenizer.path = Some(tokenizer);
+        }
+        Ok(())
+    }
+
     /// The config as TOML text.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string_pretty(self).map_err(|e| TrainError::Config {

@@ -1,6 +1,6 @@
 //! Rules that a config must obey, beyond the types of its values.
 
-use super::{Config, OptimizerChoice, Precision, Scheduler, WideDtype};
+use super::{Config, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
 
 impl Config {
     /// Checks values against each other.
@@ -8,6 +8,11 @@ impl Config {
     /// # Errors
     /// The first broken rule: the key, its value and the remedy.
     pub fn validate(&self) -> Result<(), String> {
+        if self.model == super::model_of_folder() {
+            return Err(
+                "has no section [model]; add one, or name a model to start from in run.init_from".into()
+            );
+        }
         let t = &self.train;
         at_least("train.max_steps", t.max_steps, 1)?;
         at_least("train.seq_len", t.seq_len as u64, 1)?;
@@ -30,6 +35,10 @@ impl Config {
         if self.data.paths.iter().any(|path| path.as_os_str().is_empty()) {
             return Err("data.paths has an empty path; name a file or a folder, or remove it".into());
         }
+        if self.data.text_field.is_empty() {
+            return Err("data.text_field is empty; name the field with the text, usually \"text\"".into());
+        }
+        rb_data::Languages::new(self.data.languages.clone()).map_err(|e| format!("data.languages: {e}"))?;
         if self.tokenizer.path.is_none() {
             // The bytes and the token that ends a document.
             const LEAST: u64 = 256 + 1;
@@ -82,6 +91,19 @@ impl Config {
             ));
         }
         Ok(())
+    }
+}
+
+impl TrainSection {
+    /// What to tell the user of a run that ends before its learning rate has risen: legal, and rarely meant.
+    pub fn short_run(&self) -> Option<String> {
+        (self.warmup_steps > 0 && self.warmup_steps >= self.max_steps).then(|| {
+            format!(
+                "train: the run ends in its warm-up (train.warmup_steps {} of train.max_steps {}), so the learning \
+                 rate only rises; set train.warmup_steps lower",
+                self.warmup_steps, self.max_steps
+            )
+        })
     }
 }
 

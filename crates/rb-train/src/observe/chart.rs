@@ -46,8 +46,8 @@ pub struct Drawn {
 
 /// Colour of the dots of [`Chart::sparse`].
 pub const SPARSE_COLOR: RGBColor = RGBColor(0xd9, 0x5f, 0x02);
-const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
-const INK: RGBColor = RGBColor(0x47, 0x50, 0x5c);
+pub(super) const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
+pub(super) const INK: RGBColor = RGBColor(0x47, 0x50, 0x5c);
 
 impl Chart<'_> {
     /// Draws the chart, or returns `None` if there is nothing to draw.
@@ -72,7 +72,11 @@ impl Chart<'_> {
         let mut svg = String::new();
         self.draw_into(&mut svg, x, y, median_line)
             .map_err(|e| ObserveError::Plot { chart: self.name, reason: e.to_string() })?;
-        Ok(Some(Drawn { svg: self.make_responsive(&svg), log, smoothed }))
+        Ok(Some(Drawn {
+            svg: make_responsive(&svg, self.size, &format!("{} by step", self.name)),
+            log,
+            smoothed,
+        }))
     }
 
     fn draw_into(
@@ -126,17 +130,12 @@ impl Chart<'_> {
         }
         area.present()
     }
+}
 
-    /// Replaces the fixed size of the drawing by one that the page gives, and names the drawing.
-    fn make_responsive(&self, svg: &str) -> String {
-        let (width, height) = self.size;
-        let fixed = format!("<svg width=\"{width}\" height=\"{height}\" ");
-        svg.replacen(
-            &fixed,
-            &format!("<svg class=\"chart\" role=\"img\" aria-label=\"{} by step\" ", self.name),
-            1,
-        )
-    }
+/// Replaces the fixed size of a drawing by one that the page gives, and names the drawing.
+pub(super) fn make_responsive(svg: &str, (width, height): (u32, u32), label: &str) -> String {
+    let fixed = format!("<svg width=\"{width}\" height=\"{height}\" ");
+    svg.replacen(&fixed, &format!("<svg class=\"chart\" role=\"img\" aria-label=\"{label}\" "), 1)
 }
 
 #[cfg(test)]

@@ -70,19 +70,7 @@ impl Report<'_> {
     /// [`ObserveError::Plot`].
     pub fn page(&self, records: &[Record]) -> Result<String, ObserveError> {
         let run = Run::new(records);
-        let mut page = Page(String::with_capacity(1 << 18));
-        page.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-        page.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-        page.raw(
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
-             style-src 'unsafe-inline'\">\n<title>",
-        );
-        page.text(self.title);
-        page.raw("</title>\n<style>\n");
-        page.raw(STYLE);
-        page.raw("</style>\n</head>\n<body>\n<main>\n<header><h1 dir=\"auto\">");
-        page.text(self.title);
-        page.raw("</h1><p>RustingBrain training report</p></header>\n");
+        let mut page = Page::begin(self.title, "RustingBrain training report");
         match self.withheld {
             None => {
                 page.cards(&run);
@@ -102,8 +90,7 @@ impl Report<'_> {
             page.text(self.config_text);
             page.raw("</pre></section>\n");
         }
-        page.raw("</main>\n</body>\n</html>\n");
-        Ok(page.0)
+        Ok(page.end())
     }
 }
 
@@ -156,16 +143,43 @@ impl<'a> Run<'a> {
     }
 }
 
-struct Page(String);
+/// A page that is being written, complete in itself.
+pub(super) struct Page(String);
 
 impl Page {
+    /// A page with its head and heading.
+    pub(super) fn begin(title: &str, subtitle: &str) -> Page {
+        let mut page = Page(String::with_capacity(1 << 18));
+        page.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+        page.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+        page.raw(
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
+             style-src 'unsafe-inline'\">\n<title>",
+        );
+        page.text(title);
+        page.raw("</title>\n<style>\n");
+        page.raw(STYLE);
+        page.raw("</style>\n</head>\n<body>\n<main>\n<header><h1 dir=\"auto\">");
+        page.text(title);
+        page.raw("</h1><p>");
+        page.text(subtitle);
+        page.raw("</p></header>\n");
+        page
+    }
+
+    /// The whole page.
+    pub(super) fn end(mut self) -> String {
+        self.raw("</main>\n</body>\n</html>\n");
+        self.0
+    }
+
     /// Appends markup.
-    fn raw(&mut self, html: &str) {
+    pub(super) fn raw(&mut self, html: &str) {
         self.0.push_str(html);
     }
 
     /// Appends text from outside, with no character of it taken for markup.
-    fn text(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str) {
         for c in text.chars() {
             match c {
                 '&' => self.0.push_str("&amp;"),
@@ -203,6 +217,11 @@ impl Page {
         if skipped > 0 {
             cards.push(("Skipped steps", human::grouped(skipped as u64), "not in the curves".to_owned()));
         }
+        self.card_list(&cards);
+    }
+
+    /// Appends cards: name, value and a note that may be empty.
+    pub(super) fn card_list(&mut self, cards: &[(&str, String, String)]) {
         if cards.is_empty() {
             return;
         }
@@ -211,10 +230,10 @@ impl Page {
             self.raw("<div><dt>");
             self.text(name);
             self.raw("</dt><dd>");
-            self.text(&value);
+            self.text(value);
             if !note.is_empty() {
                 self.raw("<small>");
-                self.text(&note);
+                self.text(note);
                 self.raw("</small>");
             }
             self.raw("</dd></div>\n");
@@ -305,7 +324,8 @@ impl Page {
         self.raw("</figure>\n");
     }
 
-    fn legend(&mut self, name: &str, class: &str, RGBColor(r, g, b): RGBColor) {
+    /// Appends an entry of a legend.
+    pub(super) fn legend(&mut self, name: &str, class: &str, RGBColor(r, g, b): RGBColor) {
         let key = format!("<em><i class=\"{class}\" style=\"background:#{r:02x}{g:02x}{b:02x}\"></i>");
         self.raw(&key);
         self.text(name);

@@ -38,6 +38,7 @@ pub(super) fn build_model(config: &Config, device: Device) -> Result<(CausalLm, 
 /// Declares parameters frozen by exact name or by a prefix that ends in `*`.
 pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()> {
     let names: Vec<String> = params.layout().parts().map(|(_, p)| p.name.clone()).collect();
+    let mut frozen: Vec<&str> = Vec::new();
     for pattern in patterns {
         let matches = |name: &&String| match pattern.strip_suffix('*') {
             Some(prefix) => name.starts_with(prefix),
@@ -50,10 +51,11 @@ pub(crate) fn freeze(params: &mut ParamStore, patterns: &[String]) -> Result<()>
                 reason: format!("`{pattern}` matches no parameter; names look like {}", names[0]),
             });
         }
-        for name in hit {
-            params.set_trainable(name, false)?;
-        }
+        frozen.extend(hit.into_iter().map(String::as_str));
     }
+    params
+        .set_all_trainable(&frozen, false)
+        .map_err(|error| TrainError::Config { origin: "train.frozen".into(), reason: error.to_string() })?;
     if !params.layout().entries.iter().any(|entry| entry.trainable) {
         return Err(TrainError::Config {
             origin: "train.frozen".into(),
