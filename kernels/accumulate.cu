@@ -10,6 +10,7 @@
 // Source       torch.Tensor.add_, torch.Tensor.copy_
 
 extern "C" __global__ void accumulate(const TX* __restrict__ x, TY* __restrict__ y, i64 packs) {
+    await_earlier_work();
     GRID_STRIDE(i, packs) {
         const Packed<TX, VEC> from = packed<VEC>(x + i * VEC);
         Packed<TY, VEC> out;

@@ -14,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(256)
     adamw_step(const TG* __restrict__ grad, float* __restrict__ p, float* __restrict__ m, float* __restrict__ v,
                bf16* __restrict__ w, const float* __restrict__ control, float one_minus_beta1, float beta2,
                float one_minus_beta2, float eps, i64 groups) {
+    await_earlier_work();
     if (control[0] == 0.0f) return;
     const float scale = control[1], step_size = control[3], correction2 = control[4];
 #if DECAY

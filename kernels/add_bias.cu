@@ -10,5 +10,6 @@
 // Source       torch.nn.functional.linear, its bias
 
 extern "C" __global__ void add_bias(const TB* __restrict__ b, T* __restrict__ y, i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, n) { put(&y[i], f(y[i]) + f(b[i % C])); }
 }

@@ -27,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE, 1)
                      const int* __restrict__ ranges, const T* __restrict__ dy, const float* __restrict__ lse,
                      const float* __restrict__ delta, T* __restrict__ dk, T* __restrict__ dv, int batch, int queries,
                      int keys, float scale) {
+    await_earlier_work();
     extern __shared__ float shared[];
     float* const k_tile = shared;
     float* const v_tile = k_tile + TILE * PITCH;

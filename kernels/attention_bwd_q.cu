@@ -27,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE)
                     const int* __restrict__ ranges, const T* __restrict__ dy, const float* __restrict__ lse,
                     const float* __restrict__ delta, T* __restrict__ dq, int batch, int queries, int keys,
                     float scale) {
+    await_earlier_work();
     extern __shared__ float shared[];
     __shared__ int scratch[2];
     float* const q_tile = shared;

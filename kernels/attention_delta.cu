@@ -11,6 +11,7 @@
 
 extern "C" __global__ void attention_delta(const T* __restrict__ y, const T* __restrict__ dy,
                                            float* __restrict__ delta, i64 rows) {
+    await_earlier_work();
     const i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rows) return;
     float sum = 0.0f;

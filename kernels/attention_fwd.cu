@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(8 * TILE)
     attention_fwd(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                   const int* __restrict__ ranges, T* __restrict__ y, float* __restrict__ lse, int batch, int queries,
                   int keys, float scale) {
+    await_earlier_work();
     extern __shared__ float shared[];
     __shared__ int scratch[2];
     float* const q_tile = shared;

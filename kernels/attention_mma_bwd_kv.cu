@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * TEAMS, BLOCKS)
                          const int* __restrict__ ranges, const bf16* __restrict__ dy, const float* __restrict__ lse,
                          const float* __restrict__ delta, bf16* __restrict__ dk, bf16* __restrict__ dv, int batch,
                          int queries, int keys, float scale) {
+    await_earlier_work();
     extern __shared__ uint4 shared[];
     __shared__ int scratch[2];
     bf16* const k_tile = (bf16*)shared;

@@ -16,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                         const int* __restrict__ ranges, const bf16* __restrict__ dy, const float* __restrict__ lse,
                         const bf16* __restrict__ y, float* __restrict__ delta, bf16* __restrict__ dq, int batch,
                         int queries, int keys, float scale) {
+    await_earlier_work();
     extern __shared__ uint4 shared[];
     __shared__ int scratch[2];
     // Twice KEYS keys and KEYS values; queries and dy lie in the second half until they are in registers.

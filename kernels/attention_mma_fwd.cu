@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     attention_mma_fwd(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                       const int* __restrict__ ranges, bf16* __restrict__ y, float* __restrict__ lse, int batch,
                       int queries, int keys, float scale) {
+    await_earlier_work();
     extern __shared__ uint4 shared[];
     __shared__ int scratch[2];
     // Twice KEYS keys and KEYS values; the queries lie in the second half until they are in registers.

@@ -97,6 +97,29 @@ __device__ __forceinline__ u64 rows_of(u32 tile, int k) {
     return operand(tile + k * 2048, ROWS * 128);
 }
 
+#if TURN
+// Turns the warp's 16 rows of fragments, of tokens first.. of a sequence, back by the angles [tokens,D/2] (cosine, sine)
+// of the sequence.
+__device__ __forceinline__ void turn_back(float (&c)[D / 8][4], const float* __restrict__ angles, int first,
+                                          int tokens) {
+    constexpr int PAIR = D / 16;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+        const float* row = angles + (i64)min(first + lane / 4 + e * 4, tokens - 1) * D;
+#pragma unroll
+        for (int n = 0; n < PAIR; n++) {
+            const float4 a = *(const float4*)(row + 16 * n + lane % 4 * 4);
+            const float x0 = c[n][e], x1 = c[n][e + 1], y0 = c[n + PAIR][e], y1 = c[n + PAIR][e + 1];
+            c[n][e] = x0 * a.x + y0 * a.y;
+            c[n][e + 1] = x1 * a.z + y1 * a.w;
+            c[n + PAIR][e] = y0 * a.x - x0 * a.y;
+            c[n + PAIR][e + 1] = y1 * a.z - x1 * a.w;
+        }
+    }
+}
+#endif
+
 // Writes the warp's 16 rows of fragments, times `low` (rows g) and `high` (rows g + 8), to rows first..first + 16
 // of a head, by way of its own 16 rows, from `row` on, of a tile of ROWS rows.
 template <int ROWS>

@@ -1,17 +1,22 @@
-// attention_wgmma_bwd_kv -- gradients of 64 keys and values of one key head for each worker, on Hopper.
+// attention_wgmma_bwd_kv -- gradients of 64 keys and values of one key head for each worker, or for TEAM workers, of
+// which each takes every TEAM-th step, on Hopper.
 // Computes     what attention_bwd_kv computes, with p and ds rounded to bf16 before their products with dy and q
-// Inputs       q, k, v, dy as attention_wgmma_bwd_q; sums, spans, reaches as that kernel leaves them
+// Inputs       q, k, v, dy as attention_wgmma_bwd_q; sums, spans, reaches as that kernel leaves them;
+//              angles [B,keys,D/2] float2 of rope_angles if TURN is 1: dk is turned back by them
 // Outputs      dk, dv [B,keys,KV_HEADS,D] bf16, tokens K_STRIDE elements apart
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(keys/(64*WORKERS))*B*KV_HEADS,1,1), block 128*(WORKERS+1),
-//              dynamic shared 1024 + 2*PLACES*WORKERS*128*D + STAGES*(2*128*D + 1024) bytes
+// Launch       grid (at most ceil(keys/(64*UNITS))*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM, block 128*(WORKERS+1),
+//              dynamic shared 1024 + 2*PLACES*UNITS*128*D + STAGES*(2*128*D + 1024) + (TEAM-1)*UNITS*512*D bytes
 // Traffic      read k and v once, q and dy for each block's keys less what meets none of them; write dk and dv
-// Accumulates  f32
+// Accumulates  f32; the sums of a team are added in the order of its workers
 // Determinism  bitwise (no atomics)
 // Source       arXiv:2307.08691, arXiv:2407.08608
 
 // Sums and spans of 64 queries.
 #define ROW_BYTES (64 * 8)
+// Pieces of 64 keys of a block.
+#define UNITS (WORKERS / TEAM)
+static_assert(TEAM == 1 || (TEAM == 2 && WORKERS == 2 && STAGES % 2 == 0), "a block is one team");
 
 // What queries 64*tile.. see, as bwd_q found it or by rule.
 __device__ __forceinline__ Reach reach_of(const int4* __restrict__ reaches, int b, int tile, int tiles, int queries,
@@ -33,24 +38,51 @@ __device__ __forceinline__ void load_sums(float (&lse)[2], float (&delta)[2], u3
                  : "memory");
 }
 
+#if TEAM == 2
+// Fragments of a thread in shared memory, one every 2048 bytes: those of its warp lie side by side.
+__device__ __forceinline__ void put_sums(u32 to, const float (&c)[D / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 2048), "f"(c[n][0]), "f"(c[n][1]),
+                     "f"(c[n][2]), "f"(c[n][3])
+                     : "memory");
+    }
+}
+__device__ __forceinline__ void add_sums(float (&c)[D / 8][4], u32 from) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        float x[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                     : "r"(from + n * 2048)
+                     : "memory");
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[n][e] += x[e];
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
     attention_wgmma_bwd_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                            const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dy_map,
                            const float2* __restrict__ sums, const int2* __restrict__ spans,
                            const int4* __restrict__ reaches, bf16* __restrict__ dk, bf16* __restrict__ dv, int batch,
-                           int queries, int keys, float scale, int section) {
+                           int queries, int keys, float scale, int section, const float* __restrict__ angles) {
     extern __shared__ uint4 shared[];
     __shared__ u64 barriers[2 * STAGES + 2 * PLACES];
     // Keys and values of an item, PLACES times; then queries, dy, and the numbers of each of their rows.
     const u32 k_tiles = (shared_address(shared) + 1023) / 1024 * 1024;
-    const u32 v_tiles = k_tiles + PLACES * WORKERS * UNIT_BYTES, q_tiles = v_tiles + PLACES * WORKERS * UNIT_BYTES;
+    const u32 v_tiles = k_tiles + PLACES * UNITS * UNIT_BYTES, q_tiles = v_tiles + PLACES * UNITS * UNIT_BYTES;
     const u32 dy_tiles = q_tiles + STAGES * UNIT_BYTES, row_tiles = dy_tiles + STAGES * UNIT_BYTES;
+#if TEAM == 2
+    const u32 team_sums = row_tiles + STAGES * 2 * ROW_BYTES;
+#endif
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES, k_full = empty + 8 * STAGES,
               k_empty = k_full + 8 * PLACES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, 4 * WORKERS);
+            barrier_init(empty + 8 * i, 4 * UNITS);
         }
         for (int i = 0; i < PLACES; i++) {
             barrier_init(k_full + 8 * i, 1);
@@ -59,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
         barriers_ready();
     }
     __syncthreads();
-    const int tiles = (queries + 63) / 64, blocks = (keys + 64 * WORKERS - 1) / (64 * WORKERS);
+    await_earlier_work();
+    const int tiles = (queries + 63) / 64, blocks = (keys + 64 * UNITS - 1) / (64 * UNITS);
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;
     u32 step = 0;
@@ -71,17 +104,17 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             if (round * gridDim.x >= items) break;
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
-            const int s0 = work.block * 64 * WORKERS, place = round % PLACES;
+            const int s0 = work.block * 64 * UNITS, place = round % PLACES;
             barrier_wait(k_empty + 8 * place, (round / PLACES & 1) ^ 1);
-            barrier_arrive_and_expect(k_full + 8 * place, 2 * WORKERS * UNIT_BYTES);
-            for (int i = 0; i < WORKERS; i++) {
-                const u32 at = (place * WORKERS + i) * UNIT_BYTES;
+            barrier_arrive_and_expect(k_full + 8 * place, 2 * UNITS * UNIT_BYTES);
+            for (int i = 0; i < UNITS; i++) {
+                const u32 at = (place * UNITS + i) * UNIT_BYTES;
                 copy_rows<64>(k_tiles + at, k_map, k_full + 8 * place, work.kv, s0 + 64 * i, work.b);
                 copy_rows<64>(v_tiles + at, v_map, k_full + 8 * place, work.kv, s0 + 64 * i, work.b);
             }
             for (int tile = 0; tile < tiles; tile++) {
                 const Reach r = reach_of(reaches, work.b, tile, tiles, queries, keys);
-                if (r.lo >= s0 + 64 * WORKERS || r.hi <= s0) continue;
+                if (r.lo >= s0 + 64 * UNITS || r.hi <= s0) continue;
                 for (int head = work.kv * GROUP; head < work.kv * GROUP + GROUP; head++, step++) {
                     const u32 stage = step % STAGES, barrier = full + 8 * stage;
                     barrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);
@@ -104,9 +137,10 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             if (round * gridDim.x >= items) break;
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
-            const int block_s0 = work.block * 64 * WORKERS, place = round % PLACES, s0 = block_s0 + 64 * worker;
-            const u32 k_tile = k_tiles + (place * WORKERS + worker) * UNIT_BYTES;
-            const u32 v_tile = v_tiles + (place * WORKERS + worker) * UNIT_BYTES;
+            const int piece = worker / TEAM, block_s0 = work.block * 64 * UNITS, place = round % PLACES;
+            const int s0 = block_s0 + 64 * piece;
+            const u32 k_tile = k_tiles + (place * UNITS + piece) * UNIT_BYTES;
+            const u32 v_tile = v_tiles + (place * UNITS + piece) * UNIT_BYTES;
             float dk_sum[D / 8][4], dv_sum[D / 8][4], s[8][4], dp[8][4];
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
@@ -118,10 +152,14 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             u32 held = 0;
             for (int tile = 0; tile < tiles; tile++) {
                 const Reach r = reach_of(reaches, work.b, tile, tiles, queries, keys);
-                if (r.lo >= block_s0 + 64 * WORKERS || r.hi <= block_s0) continue;
+                if (r.lo >= block_s0 + 64 * UNITS || r.hi <= block_s0) continue;
                 const bool mine = r.lo < s0 + 64 && r.hi > s0;
                 const bool whole = r.inner_lo <= s0 && r.inner_hi >= s0 + 64;
                 for (int i = 0; i < GROUP; i++, step++) {
+#if TEAM == 2
+                    // By the number of the stage, so that a worker sees every phase of the barriers that it waits at.
+                    if (step % TEAM != worker) continue;
+#endif
                     const u32 stage = step % STAGES, q_tile = q_tiles + stage * UNIT_BYTES;
                     const u32 dy_tile = dy_tiles + stage * UNIT_BYTES, rows = row_tiles + stage * 2 * ROW_BYTES;
                     barrier_wait(full + 8 * stage, step / STAGES & 1);
@@ -223,9 +261,31 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             hold(dv_sum);
             __syncwarp();
             if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
+#if TEAM == 2
+            // The second worker hands its sums to the first, which has read those of the item before by then.
+            constexpr int READY = 3, READ = 4;
+            const u32 own_sums = team_sums + threadIdx.x % 128 * 16;
+            if (worker == 1) {
+                if (round > 0) meet(READ, 256);
+                put_sums(own_sums, dk_sum);
+                put_sums(own_sums + D / 8 * 2048, dv_sum);
+                meet_later(READY, 256);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(k_empty + 8 * place);
+                continue;
+            }
+            meet(READY, 256);
+            add_sums(dk_sum, own_sums);
+            add_sums(dv_sum, own_sums + D / 8 * 2048);
+            // No one waits for the last of these.
+            if ((round + 1) * gridDim.x < items && item_of(round + 1) < items) meet_later(READ, 256);
+#endif
             // No warp of this worker reads its keys and values any more.
             meet(1 + worker, 128);
             const i64 offset = (i64)work.b * keys * K_STRIDE + work.kv * D;
+#if TURN
+            turn_back(dk_sum, angles + (i64)work.b * keys * D, s0 + warp * 16, keys);
+#endif
             store_rows<64>(dk + offset, K_STRIDE, s0 + warp * 16, keys, k_tile, warp * 16, dk_sum, scale, scale);
             store_rows<64>(dv + offset, K_STRIDE, s0 + warp * 16, keys, v_tile, warp * 16, dv_sum, 1.0f, 1.0f);
             async_fence();

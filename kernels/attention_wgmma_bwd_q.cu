@@ -2,7 +2,8 @@
 // needs of them.
 // Computes     what attention_delta and attention_bwd_q compute, with ds rounded to bf16 before its product with k
 // Inputs       q, k, v as attention_wgmma_fwd, dy [B,queries,HEADS,D] bf16 as such a map; y [B,queries,HEADS,D]
-//              bf16; lse [B,queries,HEADS] f32; ranges [B,queries,2] int if MASK is 2
+//              bf16; lse [B,queries,HEADS] f32; ranges [B,queries,2] int if MASK is 2; angles [B,queries,D/2] float2
+//              of rope_angles if TURN is 1: dq is turned back by them
 // Outputs      dq [B,queries,HEADS,D] bf16, tokens Q_STRIDE elements apart; sums [B,HEADS,padded,2] f32 with
 //              padded = ceil(queries/64)*64: lse/ln(2), infinite for a query that sees nothing, and
 //              delta = sum(dy*y); if MASK is 2 spans [B,padded,2] int, ranges without bad ones, and reaches
@@ -20,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                           const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dy_map,
                           const int* __restrict__ ranges, const bf16* __restrict__ y, const float* __restrict__ lse,
                           bf16* __restrict__ dq, float2* __restrict__ sums, int2* __restrict__ spans,
-                          int4* __restrict__ reaches, int batch, int queries, int keys, float scale, int section) {
+                          int4* __restrict__ reaches, int batch, int queries, int keys, float scale, int section,
+                          const float* __restrict__ angles) {
     extern __shared__ uint4 shared[];
     __shared__ u64 barriers[2 * STAGES + 4 * WORKERS];
     // Two places for the queries and two for the dy of each worker, then keys and values of each step.
@@ -41,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
         barriers_ready();
     }
     __syncthreads();
+    await_earlier_work();
     const int tiles = (queries + 63) / 64, units = tiles * GROUP, blocks = (units + WORKERS - 1) / WORKERS;
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;
@@ -252,6 +255,9 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             const Span high = visible(ranges, work.b, t_low + 8, queries, keys);
             // No warp of this worker reads its queries any more.
             meet(1 + worker, 128);
+#if TURN
+            turn_back(sum, angles + (i64)work.b * queries * D, t0 + warp * 16, queries);
+#endif
             store_rows<64>(dq + (i64)work.b * queries * Q_STRIDE + head * D, Q_STRIDE, t0 + warp * 16, queries, q_tile,
                            warp * 16, sum, low.hi < 0 ? NAN_F : scale, high.hi < 0 ? NAN_F : scale);
             async_fence();

@@ -128,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
         barriers_ready();
     }
     __syncthreads();
+    await_earlier_work();
     const int units = (queries + 63) / 64 * GROUP, blocks = (units + WORKERS - 1) / WORKERS;
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;

@@ -42,6 +42,7 @@ __device__ __forceinline__ Packed<Elem, Count> neighbours(const Elem* p) {
 }
 
 extern "C" __global__ void binary(const TA* a, const TB* __restrict__ b, TY* y, i64 n) {
+    await_earlier_work();
     constexpr i64 a_strides[] = {A_STRIDES}, b_strides[] = {B_STRIDES};
     i64 pa, pb;
     GRID_STRIDE(i, n / VEC) {

@@ -10,6 +10,7 @@
 // Source       torch.sum over rows
 
 extern "C" __global__ void column_sum(const TX* __restrict__ x, TY* __restrict__ y, i64 rows, i64 columns) {
+    await_earlier_work();
     __shared__ float part[32][33];
     const i64 c = (i64)blockIdx.x * 32 + threadIdx.x;
     const i64 first = (i64)blockIdx.y * ROWS;

@@ -17,6 +17,7 @@
 #define KIND(t) KIND_(t)
 
 extern "C" __global__ void convert(const TX* __restrict__ x, TY* __restrict__ y, i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, n) {
 #if KIND(TX) == IS_bf16
         const float v = f(x[i]);

@@ -12,6 +12,7 @@
 
 extern "C" __global__ void copy_rows(const TX* __restrict__ x, TY* __restrict__ y, i64 packs, i64 x_start,
                                      i64 x_stride, i64 y_start, i64 y_stride) {
+    await_earlier_work();
     GRID_STRIDE(i, packs) {
 #if ROWS
         const i64 row = i / WIDTH, column = (i - row * WIDTH) * VEC;

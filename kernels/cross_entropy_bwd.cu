@@ -20,6 +20,7 @@ extern "C" __global__ void cross_entropy_bwd(const T* x, const int* __restrict__
                                              const float* __restrict__ weights, const float* __restrict__ dy, T* dx,
                                              i64 columns, int classes, int ignored, float smoothing, float z_loss,
                                              const float* __restrict__ on_device, float factor) {
+    await_earlier_work();
     __shared__ float scratch[32];
     const i64 row = blockIdx.x, step = (i64)blockDim.x * VEC, start = (i64)threadIdx.x * VEC;
     const int label = labels[row];

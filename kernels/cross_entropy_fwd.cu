@@ -20,6 +20,7 @@ extern "C" __global__ void cross_entropy_fwd(const T* __restrict__ x, const int*
                                              float* __restrict__ max_out, float* __restrict__ sum_out,
                                              float* __restrict__ loss_out, i64 columns, int classes, int ignored,
                                              float smoothing, float z_loss) {
+    await_earlier_work();
     __shared__ float scratch[32];
     const i64 row = blockIdx.x;
     const int label = labels[row];

@@ -12,6 +12,7 @@
 extern "C" __global__ void cross_entropy_sum(const float* __restrict__ x, const float* __restrict__ weights,
                                              float* __restrict__ y, i64 n, const float* __restrict__ on_device,
                                              float factor) {
+    await_earlier_work();
     __shared__ float scratch[32];
     float sum = 0.0f;
     GRID_STRIDE(i, n) sum += weights ? weights[i] * x[i] : x[i];

@@ -31,6 +31,7 @@ __device__ __forceinline__ void random_block(u64 seed, u64 stream, u64 counter, 
 
 extern "C" __global__ void dropout(const T* x, T* y, u64 seed, u64 stream, u64 counter, u32 threshold, float scale,
                                    i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, (n + 3) / 4) {
         u32 words[4];
         random_block(seed, stream, counter + (u64)i, words);

@@ -13,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) embedding_bwd(const int* __res
                                                                const u64* __restrict__ marks,
                                                                const TY* __restrict__ dy, TW* __restrict__ dw,
                                                                i64 tokens, i64 chunk) {
+    await_earlier_work();
     __shared__ u32 hits[8];
     __shared__ int found[256];
     const int row = blockIdx.x, t = threadIdx.x, lane = t & 31, warp = t >> 5;

@@ -11,6 +11,7 @@
 
 extern "C" __global__ void embedding_fwd(const TW* __restrict__ w, const int* __restrict__ ids, TY* __restrict__ y,
                                          i64 n, int vocabulary) {
+    await_earlier_work();
     constexpr int PER_ROW = C / VEC;
     GRID_STRIDE(i, n) {
         const i64 row = i / PER_ROW, c = (i - row * PER_ROW) * VEC;

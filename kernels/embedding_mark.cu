@@ -11,6 +11,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) embedding_mark(const int* __restrict__ ids, u64* __restrict__ marks,
                                                                 i64 tokens, i64 chunk, int rows) {
+    await_earlier_work();
     GRID_STRIDE(i, tokens) {
         const int id = ids[i];
         if (id >= 0 && id < rows) atomicOr(&marks[id], 1ull << (i / chunk));

@@ -13,6 +13,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm_bwd(const TX* __restrict__ x, const TY* __restrict__ weight, const float* __restrict__ mean,
                    const float* __restrict__ rstd, const TY* dy, TX* dx, i64 rows) {
+    await_earlier_work();
     constexpr int PACKS = (C / VEC + LANES - 1) / LANES;
     __shared__ float scratch[32];
     const int lane = threadIdx.x % LANES;

@@ -15,6 +15,7 @@ extern "C" __global__ void layer_norm_bwd_params(const TX* __restrict__ x, const
                                                  const float* __restrict__ rstd, const TY* __restrict__ dy,
                                                  float* __restrict__ dweight, float* __restrict__ dbias, i64 rows,
                                                  i64 parts, i64 segment) {
+    await_earlier_work();
     GRID_STRIDE(i, parts * (C / VEC)) {
         const i64 part = i / (C / VEC), column = (i - part * (C / VEC)) * VEC;
         const i64 start = part * segment, end = start + segment < rows ? start + segment : rows;

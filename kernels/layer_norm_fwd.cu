@@ -14,6 +14,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm_fwd(const TX* __restrict__ x, const TY* __restrict__ weight, const TY* __restrict__ bias,
                    TY* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, float eps, i64 rows) {
+    await_earlier_work();
     constexpr int PACKS = (C / VEC + LANES - 1) / LANES;
     __shared__ float scratch[32];
     const int lane = threadIdx.x % LANES;

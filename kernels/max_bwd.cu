@@ -11,6 +11,7 @@
 
 extern "C" __global__ void max_bwd(const TX* __restrict__ dy, const int* __restrict__ index, TY* __restrict__ dx,
                                    i64 n) {
+    await_earlier_work();
     GRID_STRIDE(at, n) {
         const i64 row = at / INNER, o = row / N, k = row - o * N;
         const i64 line = o * INNER + (at - row * INNER);

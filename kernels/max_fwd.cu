@@ -34,6 +34,7 @@ __device__ __forceinline__ Best warp_best(Best mine) {
 
 extern "C" __global__ void max_fwd(const T* __restrict__ x, T* __restrict__ y, int* __restrict__ index, i64 lines,
                                    i64 n, i64 inner) {
+    await_earlier_work();
     __shared__ float values[32];
     __shared__ int indices[32];
     const int lane = threadIdx.x % LANES;

@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) optimizer_control(const float*
                                                                    u64 grad_scale_bits, u64 max_norm_bits,
                                                                    u64 weight_decay_bits, u64 beta1_bits,
                                                                    u64 beta2_bits, int halt) {
+    await_earlier_work();
     __shared__ double sums[8];
     double sum = 0.0;
     for (int i = threadIdx.x; i < parts; i += 256) sum += part[i];

@@ -11,6 +11,7 @@
 // Source       none
 
 extern "C" __global__ void permute(const T* __restrict__ x, T* __restrict__ y, i64 n) {
+    await_earlier_work();
     constexpr i64 sizes[] = {SIZES}, strides[] = {STRIDES};
     GRID_STRIDE(i, n / VEC) {
         i64 left = i * VEC, place = 0;

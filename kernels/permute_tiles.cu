@@ -13,6 +13,7 @@
 
 extern "C" __global__ void permute_tiles(const T* __restrict__ x, T* __restrict__ y, i64 tiles, i64 q_size,
                                          i64 c_size, i64 x_stride, i64 y_stride) {
+    await_earlier_work();
     constexpr i64 sizes[] = {SIZES}, x_strides[] = {X_STRIDES}, y_strides[] = {Y_STRIDES};
     // One column more than a tile has, so that neighbours of a column are in different banks.
     __shared__ T tile[32][33];

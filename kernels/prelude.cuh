@@ -1,6 +1,7 @@
 // prelude -- what every kernel may use; no CUDA header is included anywhere.
 // Types       bf16 (storage only), i64, u64, u32; T, TX, TY, TW are element types given as defines
 // Arithmetic  always float: load with f(x), store with put(&y[i], value); bf16 rounds to nearest even
+// Order       await_earlier_work() at the start of every kernel
 // Access      packed<Count>(p) and put_packed(p, values): neighbours with one instruction
 // Reductions  warp_sum, warp_max, block_sum, block_max: fixed order, so results repeat bit for bit
 
@@ -13,6 +14,16 @@ typedef unsigned char u8;
 struct __align__(2) bf16 {
     u16 bits;
 };
+
+// A launch may begin before the ones before it end: with this, which stands before the first access to device memory,
+// it waits until all that they write is there, and lets the next one begin likewise. Cards before Hopper know no such
+// launches.
+__device__ __forceinline__ void await_earlier_work() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fffffff)
@@ -77,6 +88,9 @@ template <int Count, typename Elem>
 __device__ __forceinline__ void put_packed(Elem* p, const Packed<Elem, Count>& values) {
     *(Packed<Elem, Count>*)p = values;
 }
+
+// Starts to bring the line of 128 bytes at p to the level-two cache.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 #define FULL_WARP 0xffffffffu
 

@@ -4,7 +4,7 @@
 // Inputs       x [N,C] TX; w [C] TW; dy [N,C] TY; rstd [N] f32
 // Outputs      dx [N,C] TX (where WANT_X), and the same as bf16 in narrow [N,C] (where NARROW); dw_part [blocks,C] f32 (where WANT_W)
 // Requires     C % V == 0; rows aligned to V elements; no two tensors overlap
-// Launch       grid min(ceil(N / (256/GROUP)), 256), block 256; GROUP is 32 (C <= 1024) or 256
+// Launch       grid min(ceil(N / (256/GROUP)), 264), block 256; GROUP is 32 (C <= 1024) or 256
 // Traffic      read N*C*(sizeof(TX) + sizeof(TY)), write N*C*sizeof(TX) bytes; the partial sums are small
 // Accumulates  f32
 // Determinism  bitwise: rows go to blocks by number alone
@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restr
                                                               bf16* __restrict__ narrow
 #endif
 ) {
+    await_earlier_work();
 #if GROUP != 32
     __shared__ float scratch[32];
 #endif
@@ -46,6 +47,10 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd(const TX* __restr
                 load_n<V>(x + row * C + c, xs[i]);
                 load_n<V>(dy + row * C + c, g[i]);
                 load_n<V>(w + c, ws);
+#if WANT_X && BETA
+                // On its way while the row's sum is taken; registers for it there are none.
+                if (t * V * sizeof(TX) % 128 == 0) prefetch(dx + row * C + c);
+#endif
 #pragma unroll
                 for (int j = 0; j < V; j++) {
 #if WANT_W

@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_fwd(const TX* __restr
                                                               const TB* __restrict__ b, TX* __restrict__ h
 #endif
 ) {
+    await_earlier_work();
 #if GROUP != 32
     __shared__ float scratch[32];
 #endif

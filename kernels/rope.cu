@@ -1,46 +1,50 @@
 // rope -- rotary positions of half-split heads; the inverse rotation with DIRECTION -1.
-// Computes     a = positions[n] * INV_FREQ[i], c = SCALING*cos(a), s = DIRECTION*SCALING*sin(a);
-//              y1 = x1*c - x2*s, y2 = x2*c + x1*s, for pairs (i, i+HALF) of the first ROTATED heads; the other
-//              heads are copied. A negative position gives NaN
-// Inputs       x [N,HEADS,2*HALF] T; positions [N] int
-// Outputs      y [N,HEADS,2*HALF] T
-// Requires     HALF % VEC == 0; x and y aligned to VEC elements; y may be x
-// Launch       grid (ceil(N/TOKENS),1,1), block 256
-// Traffic      read and write N*HEADS*2*HALF*sizeof(T) bytes each
-// Accumulates  angles, cosines and sines f64, rounded once; the rotation f32
+// Computes     c, s = angles[n,i], s times DIRECTION; y1 = x1*c - x2*s, y2 = x2*c + x1*s, for pairs (i, i+HALF) of the
+//              first ROTATED heads; of the others those below TOUCHED are copied
+// Inputs       x [N,HEADS,2*HALF] T; angles [N,HALF] float2, of rope_angles
+// Outputs      y [N,HEADS,2*HALF] T, its first TOUCHED heads
+// Requires     HALF % VEC == 0; x and y aligned to VEC elements; y may be x; items = N*ceil(TOUCHED/EACH)*HALF/VEC
+// Launch       grid-stride over items (VEC pairs of EACH heads of one token), block 256
+// Traffic      read and write N*TOUCHED*2*HALF*sizeof(T) bytes each, read 8*N*HALF
+// Accumulates  f32
 // Determinism  bitwise
 // Source       arXiv:2104.09864
 
-__constant__ double inv_freq[HALF] = {INV_FREQ};
-
-extern "C" __global__ void rope(const T* x, const int* __restrict__ positions, T* y, i64 tokens) {
-    typedef Pack<T, VEC> Chunk;
-    __shared__ float cosine[TOKENS * HALF], sine[TOKENS * HALF];
-    const i64 first = (i64)blockIdx.x * TOKENS;
-    const int count = (int)min((i64)TOKENS, tokens - first);
-    for (int k = threadIdx.x; k < count * HALF; k += blockDim.x) {
-        const int position = positions[first + k / HALF];
-        double c, s;
-        sincos((double)position * inv_freq[k % HALF], &s, &c);
-        cosine[k] = position < 0 ? NAN_F : (float)(c * (double)(SCALING));
-        sine[k] = position < 0 ? NAN_F : (float)(s * (double)(SCALING)) * (float)(DIRECTION);
-    }
-    __syncthreads();
-    const int chunks = HALF / VEC;
-    for (int k = threadIdx.x; k < count * HEADS * chunks; k += blockDim.x) {
-        const int i = k % chunks * VEC, head = k / chunks % HEADS, token = k / chunks / HEADS;
-        const i64 at = ((first + token) * HEADS + head) * (2 * HALF) + i;
-        Chunk low = *(const Chunk*)(x + at), high = *(const Chunk*)(x + at + HALF);
-        if (head < ROTATED) {
+extern "C" __global__ void __launch_bounds__(256) rope(const T* x, const float2* __restrict__ angles, T* y, i64 items) {
+    await_earlier_work();
+    typedef Packed<T, VEC> Chunk;
+    constexpr int CHUNKS = HALF / VEC, GROUPS = (TOUCHED + EACH - 1) / EACH;
+    GRID_STRIDE(k, items) {
+        const int i = (int)(k % CHUNKS) * VEC, first = (int)(k / CHUNKS % GROUPS) * EACH;
+        const i64 token = k / (CHUNKS * GROUPS);
+        float c[VEC], s[VEC];
+        // Two angles with one instruction where a thread has more than one.
+        constexpr int PAIR = VEC > 1 ? 2 : 1;
 #pragma unroll
-            for (int j = 0; j < VEC; j++) {
-                const float a = f(low.x[j]), b = f(high.x[j]);
-                const float c = cosine[token * HALF + i + j], s = sine[token * HALF + i + j];
-                put(&low.x[j], a * c - b * s);
-                put(&high.x[j], b * c + a * s);
+        for (int j = 0; j < VEC; j += PAIR) {
+            const Packed<float, 2 * PAIR> pair = packed<2 * PAIR>((const float*)(angles + token * HALF + i + j));
+#pragma unroll
+            for (int p = 0; p < PAIR; p++) {
+                c[j + p] = pair.v[2 * p];
+                s[j + p] = pair.v[2 * p + 1] * (float)(DIRECTION);
             }
         }
-        *(Chunk*)(y + at) = low;
-        *(Chunk*)(y + at + HALF) = high;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int head = first + e;
+            if (head >= TOUCHED) break;
+            const i64 at = (token * HEADS + head) * (2 * HALF) + i;
+            Chunk low = packed<VEC>(x + at), high = packed<VEC>(x + at + HALF);
+            if (head < ROTATED) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    const float a = f(low.v[j]), b = f(high.v[j]);
+                    put(&low.v[j], a * c[j] - b * s[j]);
+                    put(&high.v[j], b * c[j] + a * s[j]);
+                }
+            }
+            put_packed(y + at, low);
+            put_packed(y + at + HALF, high);
+        }
     }
 }

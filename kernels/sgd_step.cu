@@ -13,6 +13,7 @@
 extern "C" __global__ void __launch_bounds__(256)
     sgd_step(const TG* __restrict__ grad, float* __restrict__ p, float* __restrict__ b, bf16* __restrict__ w,
              const float* __restrict__ control, float momentum, i64 groups) {
+    await_earlier_work();
     if (control[0] == 0.0f) return;
     const float scale = control[1], lr = control[6];
 #if DECAY

@@ -11,6 +11,7 @@
 // Source       none
 
 extern "C" __global__ void softmax_bwd(const T* __restrict__ y, const T* dy, T* dx, i64 lines, i64 n, i64 inner) {
+    await_earlier_work();
     __shared__ float scratch[32];
     const int lane = threadIdx.x % LANES;
     LINE_STRIDE(line, lines) {

@@ -11,6 +11,7 @@
 // Source       none
 
 extern "C" __global__ void softmax_fwd(const T* __restrict__ x, T* __restrict__ y, i64 lines, i64 n, i64 inner) {
+    await_earlier_work();
     __shared__ float scratch[32];
     const int lane = threadIdx.x % LANES;
     LINE_STRIDE(line, lines) {

@@ -11,6 +11,7 @@
 // Source       none
 
 extern "C" __global__ void spread(const TX* __restrict__ dy, TY* __restrict__ dx, float factor, i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, n / VEC) {
         const i64 at = i * VEC;
         float d[VEC];

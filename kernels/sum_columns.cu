@@ -12,6 +12,7 @@
 
 extern "C" __global__ void sum_columns(const TX* __restrict__ x, TY* __restrict__ y, i64 outer, i64 n, i64 inner,
                                        i64 parts, i64 segment, float divisor) {
+    await_earlier_work();
     const i64 packs = inner / VEC;
     GRID_STRIDE(i, outer * parts * packs) {
         const i64 line = i / packs, column = (i - line * packs) * VEC;

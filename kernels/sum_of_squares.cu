@@ -11,6 +11,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) sum_of_squares(const T* __restrict__ x, float* __restrict__ part,
                                                                 i64 n) {
+    await_earlier_work();
     __shared__ float scratch[32];
     float sum = 0.0f;
     GRID_STRIDE(i, n / 4) {

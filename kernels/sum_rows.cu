@@ -11,6 +11,7 @@
 
 extern "C" __global__ void sum_rows(const TX* __restrict__ x, TY* __restrict__ y, i64 rows, i64 n, i64 parts,
                                     i64 segment, float divisor) {
+    await_earlier_work();
     const int lane = threadIdx.x & 31;
     const i64 first = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
     const i64 warps = ((i64)gridDim.x * blockDim.x) >> 5;

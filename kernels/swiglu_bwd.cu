@@ -18,6 +18,7 @@ __device__ __forceinline__ float logistic(float g) {
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_bwd(const T* __restrict__ x, const T* __restrict__ dy,
                                                             T* __restrict__ dx, i64 packs) {
+    await_earlier_work();
     constexpr int PER_ROW = F / VEC;
     GRID_STRIDE(i, packs) {
         const i64 row = i / PER_ROW, at = row * (2 * F) + (i - row * PER_ROW) * VEC;

@@ -17,6 +17,7 @@ __device__ __forceinline__ float logistic(float g) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_fwd(const T* __restrict__ x, T* __restrict__ y, i64 packs) {
+    await_earlier_work();
     constexpr int PER_ROW = F / VEC;
     GRID_STRIDE(i, packs) {
         const i64 row = i / PER_ROW;

@@ -13,6 +13,7 @@
 __device__ __forceinline__ float derivative(float SAVED, float dy) { BODY }
 
 extern "C" __global__ void unary_bwd(const T* __restrict__ saved, const T* dy, T* dx, i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, n / VEC) {
         const Packed<T, VEC> s = packed<VEC>(saved + i * VEC), d = packed<VEC>(dy + i * VEC);
         Packed<T, VEC> out;

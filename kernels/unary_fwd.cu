@@ -12,6 +12,7 @@
 __device__ __forceinline__ float function(float x, float p, float q) { BODY }
 
 extern "C" __global__ void unary_fwd(const T* x, T* y, float p, float q, i64 n) {
+    await_earlier_work();
     GRID_STRIDE(i, n / VEC) {
         const Packed<T, VEC> in = packed<VEC>(x + i * VEC);
         Packed<T, VEC> out;

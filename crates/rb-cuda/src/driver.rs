@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{CUdevice_attribute, CUlaunchConfig};
 
 use crate::discover::{DRIVER, Search};
 use crate::gpu::{GpuInfo, lock};
@@ -66,10 +66,7 @@ api! {
         fn cuModuleLoadData(*mut Handle, *const c_void);
         fn cuModuleGetFunction(*mut Handle, Handle, *const c_char);
         fn cuFuncSetAttribute(Handle, c_int, c_int);
-        fn cuLaunchKernel(
-            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
-            *mut *mut c_void
-        );
+        fn cuLaunchKernelEx(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
         fn cuTensorMapEncodeTiled(
             *mut TensorMap, c_uint, c_uint, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_uint, c_uint,
             c_uint, c_uint

@@ -50,6 +50,11 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// Whether it waits by itself for the work before it, so that its launch may begin before that ends.
+    pub(crate) fn awaits_earlier_work(&self) -> bool {
+        self.source.contains("await_earlier_work();")
+    }
+
     /// The whole translation unit.
     pub fn text(&self) -> String {
         format!("{PRELUDE}\n{}#line 1 \"{}.cu\"\n{}", self.defines, self.name, self.source)

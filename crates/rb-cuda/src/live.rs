@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cudarc::driver::sys::{
-    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
-    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle,
+    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUstream_flags, CUstreamCaptureMode, CUtensorMapDataType,
+    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 
 use crate::beside::SLOTS;
@@ -100,6 +100,7 @@ impl Gpu {
             products,
             arch,
             shared_limit,
+            early_launches: info.capability >= (9, 0),
             uses_host_pages,
             loaded: Mutex::default(),
             idle_slots: Mutex::default(),
@@ -126,6 +127,8 @@ struct Loaded {
     function: Handle,
     /// Dynamic shared memory that it may have so far.
     shared_bytes: u32,
+    /// Whether its launches may begin before the work before them ends.
+    early: bool,
 }
 
 struct Live {
@@ -142,6 +145,8 @@ struct Live {
     products: Products,
     arch: String,
     shared_limit: usize,
+    /// Whether the card lets a launch begin before the one before it ends: Hopper and newer.
+    early_launches: bool,
     /// Whether copies from pageable memory may read it after the call returns.
     uses_host_pages: bool,
     loaded: Mutex<BTreeMap<Unit, Loaded>>,
@@ -181,7 +186,8 @@ impl Live {
         })?;
         // SAFETY: the module is loaded and the name is zero-terminated.
         unsafe { call!(self.driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
-        Ok(Loaded { function, shared_bytes: PLAIN_SHARED_BYTES })
+        let early = self.early_launches && unit.awaits_earlier_work();
+        Ok(Loaded { function, shared_bytes: PLAIN_SHARED_BYTES, early })
     }
 
     fn new_slot(&self) -> Result<Slot> {
@@ -194,8 +200,8 @@ impl Live {
         Ok(Slot { host: host as usize, event })
     }
 
-    /// The function of a launch, allowed its shared memory.
-    fn function(&self, launch: &Launch<'_>) -> Result<Handle> {
+    /// The kernel of a launch, allowed its shared memory.
+    fn kernel(&self, launch: &Launch<'_>) -> Result<Loaded> {
         let mut loaded = lock(&self.loaded);
         let entry = match loaded.get_mut(&launch.unit) {
             Some(entry) => entry,
@@ -219,7 +225,7 @@ impl Live {
             })?;
             entry.shared_bytes = launch.shared_bytes;
         }
-        Ok(entry.function)
+        Ok(*entry)
     }
 
     /// What the copy engine needs to know of a tensor.
@@ -359,7 +365,7 @@ impl Backend for Live {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.enter()?;
-        let function = self.function(launch)?;
+        let Loaded { function, early, .. } = self.kernel(launch)?;
         // Every argument in a slot of its own, as wide as the widest; a narrower one in the first bytes of it
         // (little-endian).
         let word = |x: u64| Ok(TensorMap::of(x));
@@ -376,28 +382,31 @@ impl Backend for Live {
         let mut slots = slots.collect::<Result<Vec<TensorMap>>>()?;
         let mut pointers: Vec<*mut c_void> =
             slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
-        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let value = CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let mut attribute = CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream().0.cast(),
+            attrs: &mut attribute,
+            numAttrs: u32::from(early),
+        };
         self.driver.note_kernel(launch.unit.name);
         // SAFETY: the function is loaded in the current context. The arguments are as many and of the types
         // that the kernel's Rust file states, which the comparisons with the host path check; each slot is at
-        // least as wide as its argument and lives through the call, which copies it. Buffers stay alive or are
-        // reused only by later work on this stream.
+        // least as wide as its argument and lives through the call, which copies it, as do the attribute and what
+        // points at it. Buffers stay alive or are reused only by later work on this stream, which waits for this
+        // kernel; where it may begin early it waits for what is before it.
         unsafe {
             call!(
                 self.driver,
-                cuLaunchKernel(
-                    function,
-                    gx,
-                    gy,
-                    gz,
-                    bx,
-                    by,
-                    bz,
-                    launch.shared_bytes,
-                    self.stream(),
-                    pointers.as_mut_ptr(),
-                    std::ptr::null_mut()
-                )
+                cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut())
             )
         }?;
         self.mark(launch.unit.name, String::new, launch.flops, launch.moved_bytes)

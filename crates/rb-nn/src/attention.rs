@@ -12,7 +12,7 @@ use crate::{LayerView, Linear, LlamaConfig, Result, RmsNorm};
 pub struct AttentionContext<'a> {
     /// Rotary frequencies.
     pub rope: &'a RopeTable,
-    /// Position of each token `[B, T]`, i32.
+    /// Position of each token `[B, T]`, i32, or on a GPU its angles (`rb_autograd::ops::rope::angles`).
     pub positions: &'a Tensor,
     /// Which keys each query sees.
     pub mask: &'a AttentionMask,
@@ -87,10 +87,11 @@ impl SelfAttention {
                 attend(&q, &k, &heads(&qkv, h + g, g)?)?
             }
             None => {
-                let rotated = ops::rope(&qkv, cx.positions, cx.rope, h + g)?;
+                let turn = (cx.positions, cx.rope);
                 if cx.cache.is_none() {
-                    ops::attention_packed(&rotated, h, g, cx.mask, options)?
+                    ops::attention_packed::rotated_attention(qkv, turn, [h, g], cx.mask, options)?
                 } else {
+                    let rotated = ops::rope(&qkv, turn.0, turn.1, h + g)?;
                     let (q, k, v) =
                         (heads(&rotated, 0, h)?, heads(&rotated, h, g)?, heads(&rotated, h + g, g)?);
                     attend(&q, &k, &v)?

@@ -8,14 +8,17 @@
 //! - **Saves** `qkv` and `y` (shared), `lse [B, T, Hq]`.
 //! - **Errors** `ShapeError` for another number of heads or a `mask` that is not `[B, T, 2]`; `Argument` if
 //!   the heads do not form groups; `IndexOutOfRange` for a range outside `0..=T`.
-//! - **Kernels** those of `attention`.
+//! - **Kernels** those of `attention`; [`rotated_attention`]: those of `rope`, too.
 //! - **Source** as `attention`.
+
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rb_cuda::Gpu;
-use rb_tensor::{Device, Shape, ShapeError, Tensor};
+use rb_tensor::{DType, Device, Shape, ShapeError, Tensor};
 
 use super::attention::{AttentionMask, AttentionOptions, AttentionPath, cuda, test_masks};
+use super::rope::{self, RopeTable, Undone, rope_consuming};
 use super::shared::attention::{self as engine, BackwardInputs, Heads, Problem};
 use crate::testing::Case;
 use crate::{AutogradError, Float, GradSinks, Op, Result, Var, apply, saved};
@@ -33,6 +36,27 @@ pub fn attention_packed<'t>(
     apply(AttentionPacked::new(num_heads, num_kv_heads, mask, options.into()), &[qkv])
 }
 
+/// As [`attention_packed`] of `qkv` with its queries and keys turned by `positions`: `rope`, then this. On a GPU `qkv` is
+/// turned where it is if nobody else holds it, and the gradients are turned back where they are made if the kernels can.
+pub fn rotated_attention<'t>(
+    qkv: Var<'t>,
+    (positions, table): (&Tensor, &RopeTable),
+    [num_heads, num_kv_heads]: [usize; 2],
+    mask: &AttentionMask,
+    options: impl Into<AttentionOptions>,
+) -> Result<Var<'t>> {
+    let keys = qkv.shape().dims().get(1).copied().unwrap_or(0);
+    let mask = mask.on(AttentionPacked::NAME, qkv.value.device(), keys)?;
+    let undone = Arc::new(Undone::default());
+    let positions = rope::angles(&positions.to_device(qkv.value.device())?, table)?;
+    let rotated = rope_consuming(qkv, &positions, table, num_heads + num_kv_heads, &undone)?;
+    let turned = (positions.dtype() == DType::F32).then_some((positions, undone));
+    // Nothing else may come between the two: all of the gradient of what was turned comes from here.
+    let op =
+        AttentionPacked { turned, ..AttentionPacked::new(num_heads, num_kv_heads, mask, options.into()) };
+    apply(op, &[&rotated])
+}
+
 struct AttentionPacked {
     num_heads: usize,
     num_kv_heads: usize,
@@ -40,6 +64,8 @@ struct AttentionPacked {
     options: AttentionOptions,
     /// The kernels on a GPU; chosen by card and shape if left out.
     path: Option<AttentionPath>,
+    /// Angles by which queries and keys were turned on a GPU, and where to say that their gradients are turned back.
+    turned: Option<(Tensor, Arc<Undone>)>,
 }
 
 saved!(
@@ -48,7 +74,7 @@ saved!(
 
 impl AttentionPacked {
     fn new(num_heads: usize, num_kv_heads: usize, mask: AttentionMask, options: AttentionOptions) -> Self {
-        AttentionPacked { num_heads, num_kv_heads, mask, options, path: None }
+        AttentionPacked { num_heads, num_kv_heads, mask, options, path: None, turned: None }
     }
 
     fn problem(&self, qkv: &Tensor) -> Result<Problem<'_>> {
@@ -160,8 +186,12 @@ impl Op for AttentionPacked {
     ) -> Result<()> {
         let AttentionPackedSaved { qkv, y, lse } = &saved;
         let dqkv = crate::cuda::output(gpu, qkv.shape(), qkv.dtype())?;
-        let p = self.cuda_problem(qkv)?;
-        p.backward(gpu, self.cuda_heads(qkv), [y, &dy, lse], self.cuda_heads(&dqkv))?;
+        let angles = self.turned.as_ref().map(|(angles, _)| angles);
+        let p = cuda::Problem { angles, ..self.cuda_problem(qkv)? };
+        let turned_back = p.backward(gpu, self.cuda_heads(qkv), [y, &dy, lse], self.cuda_heads(&dqkv))?;
+        if let (true, Some((_, undone))) = (turned_back, &self.turned) {
+            undone.set(&dqkv);
+        }
         grads.add(0, dqkv)
     }
 }
@@ -246,6 +276,21 @@ pub fn cases() -> Vec<Case> {
     for (t, h, kv, d) in [(65, 2, 2, 32), (67, 2, 1, 64), (70, 3, 1, 96), (130, 2, 1, 128), (35, 1, 1, 200)] {
         for (name, mask) in test_masks(1, t) {
             cases.push(case(format!("{name}, T {t}, heads {h}/{kv}, D {d}"), [1, t, h, kv, d], mask));
+        }
+    }
+    for (t, h, kv, d) in [(5, 2, 1, 6), (67, 2, 1, 64), (130, 3, 1, 64), (70, 2, 1, 128)] {
+        for (name, mask) in test_masks(2, t) {
+            let name = format!("turned, {name}, T {t}, heads {h}/{kv}, D {d}");
+            let inv_freq = (0..d / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / d as f64)).collect();
+            let table = RopeTable { inv_freq, attention_scaling: 1.25 };
+            let shape: &[usize] = &[2, t, h + 2 * kv, d];
+            cases.push(Case::normal(name, &[shape], move |v| {
+                let positions = (0..2 * t).map(|i| (3 + i % t + i / t) as i32).collect();
+                let positions = Tensor::from_vec(positions, [2, t])?;
+                // A copy that nobody else holds, so that it is turned where it is.
+                let qkv = super::scale(&v[0], 1.0, 0.0)?;
+                rotated_attention(qkv, (&positions, &table), [h, kv], &mask, (d as f64).powf(-0.5))
+            }));
         }
     }
     cases

@@ -12,7 +12,7 @@
 //! - **Saves** `logits` (shared), `max [..]` and `sum [..]`: the shift of each row and its sum of exponentials, which keep
 //!   `p` exact where `lse` is too large for its own fraction.
 //! - **Kernels** `cross_entropy_fwd`, `cross_entropy_bwd` (in place where nobody else holds the logits),
-//!   `cross_entropy_sum`.
+//!   `cross_entropy_sum`; [`cross_entropy_consuming`]: `cross_entropy_fwd_bwd`, `cross_entropy_scale`.
 //! - **Errors** `IndexOutOfRange` for a label that is neither a class nor `ignore_index` (a NaN loss where the labels
 //!   are on the GPU); `Argument` for options out of
 //!   range, or for no label at all with [`Denominator::ValidTokens`]; `ShapeError` for `labels` of another shape.
@@ -82,6 +82,19 @@ pub fn cross_entropy<'t>(
     apply(op, &[logits])
 }
 
+/// As [`cross_entropy`], for scores that it may overwrite: on a GPU, where they are held by nobody else and a gradient
+/// will be wanted, their gradient takes their place while the loss is computed, in one pass over them.
+pub fn cross_entropy_consuming<'t>(
+    logits: Var<'t>,
+    labels: &Tensor,
+    options: &CrossEntropyOptions,
+) -> Result<Var<'t>> {
+    let device = logits.value.device();
+    let mut op = CrossEntropy::new(logits.shape(), labels, options)?.on(device)?;
+    op.consume = device != Device::Cpu && logits.requires_grad() && logits.value.is_unshared();
+    apply(op, &[&logits])
+}
+
 struct CrossEntropy {
     labels: Tensor,
     /// f64 on the host, f32 on a GPU.
@@ -93,9 +106,12 @@ struct CrossEntropy {
     denominator: f64,
     /// In place of the denominator.
     factor: Option<Tensor>,
+    /// Whether forward may write over the logits.
+    consume: bool,
 }
 
 saved!(
+    /// On a GPU `max` and `sum` are empty where `logits` holds their gradient, for a `dy` of 1.
     struct CrossEntropySaved { logits, max, sum }
 );
 
@@ -161,6 +177,7 @@ impl CrossEntropy {
             z_loss: options.z_loss,
             denominator,
             factor: options.factor.clone(),
+            consume: false,
         })
     }
 
@@ -313,6 +330,16 @@ pub fn cases() -> Vec<Case> {
     };
     let default = CrossEntropyOptions::default;
     let weights = Tensor::from_vec(vec![0.0, 1.0, 2.0, -0.5], [4]).ok();
+    // The logits of these are a copy that nobody else holds, and so are overwritten.
+    let consuming = |name: &str, rows: usize, columns: usize, ignored: usize, options: CrossEntropyOptions| {
+        let classes = options.num_classes.unwrap_or(columns);
+        let labels = labels(rows, classes, ignored);
+        let shape: &[usize] = &[rows, columns];
+        Case::normal(format!("consuming, {name}"), &[shape], move |v| {
+            let labels = Tensor::from_vec(labels.clone(), [rows])?;
+            cross_entropy_consuming(super::scale(&v[0], 1.0, 0.0)?, &labels, &options)
+        })
+    };
     vec![
         case("plain", 3, 5, 0, default()),
         case("odd vocabulary", 7, 257, 1, default()),
@@ -345,6 +372,23 @@ pub fn cases() -> Vec<Case> {
                 label_smoothing: 0.2,
                 z_loss: 0.1,
                 denominator: Denominator::Fixed(20.0),
+                ..default()
+            },
+        ),
+        consuming("plain", 7, 257, 1, default()),
+        consuming("padding columns", 6, 64, 2, CrossEntropyOptions { num_classes: Some(33), ..default() }),
+        consuming("a long row", 2, 4104, 0, CrossEntropyOptions { num_classes: Some(4101), ..default() }),
+        consuming(
+            "everything",
+            11,
+            40,
+            2,
+            CrossEntropyOptions {
+                num_classes: Some(37),
+                label_smoothing: 0.2,
+                z_loss: 0.1,
+                denominator: Denominator::Fixed(20.0),
+                row_weights: Tensor::from_vec((0..11).map(|i| 0.3 * f64::from(i) - 1.0).collect(), [11]).ok(),
                 ..default()
             },
         ),

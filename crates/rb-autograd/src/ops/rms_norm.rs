@@ -218,8 +218,9 @@ pub(super) fn differentiate(
 const RMS_NORM_FWD: Kernel = kernel!("rms_norm_fwd");
 const RMS_NORM_BWD: Kernel = kernel!("rms_norm_bwd");
 
-/// Blocks of the backward kernel: enough for any card of today, few enough that partial sums stay small.
-const MAX_BLOCKS: usize = 256;
+/// Blocks of the backward kernel: two for each of the 132 multiprocessors of an H200, which is enough for other cards, and
+/// few enough that partial sums stay small.
+const MAX_BLOCKS: usize = 264;
 
 /// A warp a row up to 1024 columns, whose partial sums fit in shared memory; a block a row above.
 fn rows_per_block(columns: usize) -> usize {

@@ -2,17 +2,19 @@
 //!
 //! - **Computes** with `a = position * inv_freq[i]`: `y1 = x1 cos(a) - x2 sin(a)`, `y2 = x2 cos(a) + x1 sin(a)`, for
 //!   the first `num_rotated` heads; the others are copied.
-//! - **Shapes** `x [B, T, H, D]`, `positions [B, T]` (i32) -> `y [B, T, H, D]`.
+//! - **Shapes** `x [B, T, H, D]`, `positions [B, T]` (i32), or on a GPU their [`angles`] `[B, T, D/2, 2]` (f32) ->
+//!   `y [B, T, H, D]`.
 //! - **Dtypes** `x` any float type; angles, cosines and sines are computed in f64 and rounded once.
 //! - **Backward** the rotation by `-a`.
-//! - **Saves** cosines and sines, `[B, T, D/2]` each; nothing on a GPU, where they are computed again.
-//! - **Kernels** `rope`.
+//! - **Saves** cosines and sines.
+//! - **Kernels** `rope_angles`, `rope`.
 //! - **Errors** `ShapeError` if `x` is not `[B, T, H, D]` with even `D`, or `positions` not `[B, T]`; `Argument` for a
 //!   table of another size, too many heads or a negative position (NaN where
 //!   positions are on the GPU).
 //! - **Source** arXiv:2104.09864; `apply_rotary_pos_emb` of transformers' Llama.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
 use rb_planted::{Defect, active};
@@ -31,23 +33,77 @@ pub struct RopeTable {
     pub attention_scaling: f64,
 }
 
-/// `x` with its first `num_rotated` heads turned by `positions`.
+/// `x` with its first `num_rotated` heads turned by `positions`, which may be their [`angles`].
 pub fn rope<'t>(x: &Var<'t>, positions: &Tensor, table: &RopeTable, num_rotated: usize) -> Result<Var<'t>> {
-    check_positions(positions)?;
-    let positions = positions.to_device(x.value.device())?;
-    let mut table = table.clone();
-    if active(Defect::RopeAppliedTwice) {
-        table.inv_freq = table.inv_freq.iter().map(|f| 2.0 * f).collect();
-    }
-    let num_rotated = if active(Defect::RopeNotApplied) { 0 } else { num_rotated };
-    apply(Rope { positions, table, num_rotated }, &[x])
+    apply(Rope::new(x, positions, table, num_rotated)?, &[x])
 }
 
-/// Checks that `positions` are i32 and none is negative; on a GPU they are not read.
+/// As [`rope`], for an `x` that it may overwrite: on a GPU, where nobody else holds it, it is turned where it is.
+/// Through `undone` the operation that reads the result can say in backward that its gradient is turned back already.
+pub(super) fn rope_consuming<'t>(
+    x: Var<'t>,
+    positions: &Tensor,
+    table: &RopeTable,
+    num_rotated: usize,
+    undone: &Arc<Undone>,
+) -> Result<Var<'t>> {
+    let in_place = x.value.device() != Device::Cpu && x.value.is_unshared();
+    let op = Rope::new(&x, positions, table, num_rotated)?;
+    apply(Rope { in_place, undone: Some(undone.clone()), ..op }, &[&x])
+}
+
+/// Cosines and sines, each times the table's scaling, of `positions [B, T]` on a GPU, `[B, T, D/2, 2]` in f32: made once
+/// they serve every layer. On the host, and where they are
+/// angles already, the positions themselves.
+///
+/// # Errors
+/// A driver error.
+pub fn angles(positions: &Tensor, table: &RopeTable) -> Result<Tensor> {
+    let (Device::Cuda(gpu), DType::I32) = (positions.device(), positions.dtype()) else {
+        return Ok(positions.clone());
+    };
+    let half = table.inv_freq.len();
+    let items = positions.numel() * half;
+    let shape: Vec<usize> = positions.shape().dims().iter().copied().chain([half, 2]).collect();
+    let angles = cuda::output(gpu, &shape.as_slice().into(), DType::F32)?;
+    if items > 0 {
+        // The shortest decimals that read back as the same f64.
+        let inv_freq: Vec<String> = table.inv_freq.iter().map(|f| format!("{f:e}")).collect();
+        let launch = Launch::for_items(&ROPE_ANGLES, items, 128)
+            .define("HALF", half)
+            .define("SCALING", format!("{:e}", table.attention_scaling))
+            .define("INV_FREQ", inv_freq.join(","))
+            .arg(positions.arg()?)
+            .arg(angles.arg()?)
+            .arg(Arg::I64(items as i64));
+        cuda::launch_on(gpu, launch)?;
+    }
+    Ok(angles)
+}
+
+/// The buffer whose gradient is turned back already; 0 for none.
+#[derive(Debug, Default)]
+pub(super) struct Undone(AtomicUsize);
+
+impl Undone {
+    /// Says that the gradient in this tensor is that of what was turned.
+    pub(super) fn set(&self, gradient: &Tensor) {
+        self.0.store(gradient.buffer_id(), Ordering::Relaxed);
+    }
+
+    fn is(&self, gradient: &Tensor) -> bool {
+        self.0.swap(0, Ordering::Relaxed) == gradient.buffer_id()
+    }
+}
+
+/// Checks that `positions` are i32 and none is negative; on a GPU they are not read, and may be [`angles`].
 ///
 /// # Errors
 /// Another element type; the first negative position.
 pub fn check_positions(positions: &Tensor) -> Result<()> {
+    if positions.device() != Device::Cpu && positions.dtype() == DType::F32 {
+        return Ok(());
+    }
     positions.expect_dtype(Rope::NAME, "positions", DType::I32)?;
     if positions.device() != Device::Cpu {
         return Ok(());
@@ -64,17 +120,21 @@ pub fn check_positions(positions: &Tensor) -> Result<()> {
 }
 
 struct Rope {
+    /// i32, or on a GPU angles in f32.
     positions: Tensor,
     table: RopeTable,
     num_rotated: usize,
+    /// Whether the result takes the place of `x`.
+    in_place: bool,
+    undone: Option<Arc<Undone>>,
 }
 
-/// Cosines and sines of every position, where they are kept.
-struct RopeSaved(Option<[Tensor; 2]>);
+/// Cosines and sines of every position: two tensors on the host, one on a GPU.
+struct RopeSaved(Vec<Tensor>);
 
 impl Saved for RopeSaved {
     fn tensors(&self) -> Vec<&Tensor> {
-        self.0.iter().flatten().collect()
+        self.0.iter().collect()
     }
 }
 
@@ -87,7 +147,12 @@ impl Op for Rope {
         if x.rank() != 4 || !x[3].is_multiple_of(2) {
             return Err(ShapeError::new(Self::NAME, "x", x, "[B, T, H, D] with an even D").into());
         }
-        if self.positions.shape().dims() != &x[..2] {
+        let (half, shape) = (self.table.inv_freq.len(), self.positions.shape());
+        let fits = match self.positions.dtype() {
+            DType::F32 => shape.dims() == [x[0], x[1], half, 2],
+            _ => shape.dims() == &x[..2],
+        };
+        if !fits {
             let expected = format!("[{}, {}] for x {x}", x[0], x[1]);
             return Err(ShapeError::new(Self::NAME, "positions", self.positions.shape(), expected).into());
         }
@@ -113,14 +178,12 @@ impl Op for Rope {
             self.turn(row, y, &cos, &sin, T::ONE);
         });
         let shape = [out[0], out[1], self.table.inv_freq.len()];
-        let saved = RopeSaved(Some([Tensor::from_vec(cos, shape)?, Tensor::from_vec(sin, shape)?]));
+        let saved = RopeSaved(vec![Tensor::from_vec(cos, shape)?, Tensor::from_vec(sin, shape)?]);
         Ok((Tensor::from_vec(y, out.clone())?, saved))
     }
 
     fn host_backward<T: Float>(&self, saved: RopeSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
-        // INVARIANT: the host's forward keeps both.
-        let [cos, sin] = saved.0.expect("tables of the host's forward");
-        let (cos, sin) = (cos.as_slice::<T>()?, sin.as_slice::<T>()?);
+        let (cos, sin) = (saved.0[0].as_slice::<T>()?, saved.0[1].as_slice::<T>()?);
         let row_len = dy.shape()[2] * dy.shape()[3];
         let dx = host::update::<T>(dy, |dx| {
             host::par_rows(dx, row_len, |row, dx| self.turn(row, dx, cos, sin, -T::ONE));
@@ -129,51 +192,78 @@ impl Op for Rope {
     }
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RopeSaved)> {
-        let y = cuda::output(gpu, out, inputs[0].dtype())?;
-        self.launch(gpu, &inputs[0], &y, 1)?;
-        Ok((y, RopeSaved(None)))
+        let x = &inputs[0];
+        let angles = match self.positions.dtype() {
+            DType::F32 => self.positions.clone(),
+            _ => angles(&self.positions, &self.table)?,
+        };
+        let y = if self.in_place { x.clone() } else { cuda::output(gpu, out, x.dtype())? };
+        self.launch(gpu, x, &y, &angles, 1)?;
+        Ok((y, RopeSaved(vec![angles])))
     }
 
-    fn cuda_backward(&self, gpu: Gpu, _: RopeSaved, dy: Tensor, grads: &mut GradSinks<'_>) -> Result<()> {
+    fn cuda_backward(
+        &self,
+        gpu: Gpu,
+        saved: RopeSaved,
+        dy: Tensor,
+        grads: &mut GradSinks<'_>,
+    ) -> Result<()> {
+        if self.undone.as_ref().is_some_and(|undone| undone.is(&dy)) {
+            return grads.add(0, dy);
+        }
         let dx = if dy.is_unshared() { dy.clone() } else { cuda::output(gpu, dy.shape(), dy.dtype())? };
-        self.launch(gpu, &dy, &dx, -1)?;
+        self.launch(gpu, &dy, &dx, &saved.0[0], -1)?;
         drop(dy);
         grads.add(0, dx)
     }
 }
 
 const ROPE: Kernel = kernel!("rope");
+const ROPE_ANGLES: Kernel = kernel!("rope_angles");
 
 impl Rope {
+    fn new(x: &Var<'_>, positions: &Tensor, table: &RopeTable, num_rotated: usize) -> Result<Rope> {
+        check_positions(positions)?;
+        let positions = positions.to_device(x.value.device())?;
+        let mut table = table.clone();
+        if active(Defect::RopeAppliedTwice) {
+            table.inv_freq = table.inv_freq.iter().map(|f| 2.0 * f).collect();
+        }
+        let num_rotated = if active(Defect::RopeNotApplied) { 0 } else { num_rotated };
+        Ok(Rope { positions, table, num_rotated, in_place: false, undone: None })
+    }
+
     /// Enqueues the rotation of `x` into `y`, which may be `x`, by `direction` times the angle.
-    fn launch(&self, gpu: Gpu, x: &Tensor, y: &Tensor, direction: i32) -> Result<()> {
-        const THREADS: usize = 256;
-        if x.numel() == 0 {
+    fn launch(&self, gpu: Gpu, x: &Tensor, y: &Tensor, angles: &Tensor, direction: i32) -> Result<()> {
+        /// Tokens from which on a thread turns several heads by the angles that it has read.
+        const MANY_TOKENS: usize = 8192;
+        let in_place = x.buffer_id() == y.buffer_id();
+        let (heads, half) = (x.shape()[2], self.table.inv_freq.len());
+        let tokens = x.shape()[0] * x.shape()[1];
+        // What is not turned must be copied, or is where it belongs.
+        let touched = if in_place { self.num_rotated } else { heads };
+        let vector = cuda::pack_width(half, &[x, y])?;
+        let each = if tokens >= MANY_TOKENS { 4 } else { 1 };
+        let items = tokens * touched.div_ceil(each) * (half / vector);
+        if items == 0 {
             return Ok(());
         }
-        let (heads, half) = (x.shape()[2], self.table.inv_freq.len());
-        let tokens = self.positions.numel();
-        // Every thread computes one angle where heads are small enough and tokens are enough for so many blocks.
-        const BLOCKS: usize = 264;
-        let tokens_per_block = (THREADS / half).min(tokens / BLOCKS).max(1);
-        let blocks = u32::try_from(tokens.div_ceil(tokens_per_block)).unwrap_or(u32::MAX);
-        // The shortest decimals that read back as the same f64.
-        let inv_freq: Vec<String> = self.table.inv_freq.iter().map(|f| format!("{f:e}")).collect();
-        let launch = Launch::new(&ROPE, [blocks, 1, 1], [THREADS as u32, 1, 1])
+        let launch = Launch::for_items(&ROPE, items, 256)
             .define("T", x.dtype().cuda_name())
-            .define("VEC", cuda::pack_width(half, &[x, y])?)
+            .define("VEC", vector)
             .define("HALF", half)
             .define("HEADS", heads)
+            .define("TOUCHED", touched)
             .define("ROTATED", self.num_rotated)
-            .define("TOKENS", tokens_per_block)
+            .define("EACH", each)
             .define("DIRECTION", direction)
-            .define("SCALING", format!("{:e}", self.table.attention_scaling))
-            .define("INV_FREQ", inv_freq.join(","))
             .arg(x.arg()?)
-            .arg(self.positions.arg()?)
+            .arg(angles.arg()?)
             .arg(y.arg()?)
-            .arg(Arg::I64(tokens as i64));
-        cuda::launch_on(gpu, launch)
+            .arg(Arg::I64(items as i64));
+        let bytes = 2 * tokens * touched * 2 * half * x.dtype().size_bytes() + angles.size_bytes();
+        cuda::launch_on(gpu, launch.moves(bytes))
     }
 
     /// Cosines and sines of every position, `[B * T, D/2]` each. Rows often share positions, so each distinct
@@ -249,7 +339,8 @@ mod tests {
     fn op(positions: Vec<i32>, pairs: usize, num_rotated: usize) -> Rope {
         let n = positions.len();
         let table = RopeTable { inv_freq: vec![1.0; pairs].into(), attention_scaling: 1.0 };
-        Rope { positions: Tensor::from_vec(positions, [1, n]).unwrap(), table, num_rotated }
+        let positions = Tensor::from_vec(positions, [1, n]).unwrap();
+        Rope { positions, table, num_rotated, in_place: false, undone: None }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use rb_autograd::ops::attention::AttentionMask;
 use rb_autograd::ops::cross_entropy::{CrossEntropyOptions, Denominator};
-use rb_autograd::ops::rope::{RopeTable, check_positions};
+use rb_autograd::ops::rope::{RopeTable, angles, check_positions};
 use rb_autograd::{ParamBuilder, ParamStore, Tape, Var, ops};
 use rb_planted::{Defect, active};
 use rb_tensor::{Device, ShapeError, Tensor};
@@ -117,6 +117,7 @@ impl CausalLm {
         let device = x.detach().device();
         check_positions(&positions)?;
         let (positions, mask) = (positions.to_device(device)?, input.mask.on("causal_lm", device, len)?);
+        let positions = angles(&positions, &self.rope)?;
         if self.recompute == Recompute::None && !active(Defect::MaskRebuiltPerLayer) {
             let cx = AttentionContext { rope: &self.rope, positions: &positions, mask: &mask, cache: None };
             let mut stream = Stream { x, branch: None };
@@ -257,7 +258,8 @@ impl CausalLm {
         let logits = self.forward(tape, input)?;
         let classes = (!active(Defect::PaddedClassesCounted)).then_some(self.config.vocab_size);
         let options = CrossEntropyOptions { num_classes: classes, ..options.clone() };
-        ops::cross_entropy(&logits, labels, &options).map_err(|e| NnError::in_batch("labels", labels, e))
+        ops::cross_entropy::cross_entropy_consuming(logits, labels, &options)
+            .map_err(|e| NnError::in_batch("labels", labels, e))
     }
 }
 

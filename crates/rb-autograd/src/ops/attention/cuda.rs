@@ -46,6 +46,9 @@ pub struct Problem<'a> {
     pub mask: &'a AttentionMask,
     /// The kernels to take; chosen by card and shape if left out.
     pub path: Option<AttentionPath>,
+    /// Angles `[B, T, D/2, 2]` by which queries and keys were turned: their gradients are to be turned back where the
+    /// kernels can.
+    pub angles: Option<&'a Tensor>,
 }
 
 impl<'a> Problem<'a> {
@@ -67,8 +70,8 @@ impl<'a> Problem<'a> {
             let expected = format!("at most {MAX_HEAD_DIM} on a GPU");
             return Err(AutogradError::Argument { op, argument, got, expected });
         }
-        let path = None;
-        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, options, mask, path })
+        let (path, angles) = (None, None);
+        Ok(Problem { batch, queries, keys, num_heads, num_kv_heads, head_dim, options, mask, path, angles })
     }
 
     /// The same problem for one family of kernels.
@@ -101,18 +104,21 @@ impl<'a> Problem<'a> {
         Ok((y, lse))
     }
 
-    /// Writes the gradients of queries, keys and values.
+    /// Writes the gradients of queries, keys and values; says whether it turned them back by the angles.
     pub fn backward(
         &self,
         gpu: Gpu,
         [q, k, v]: [Heads<'_>; 3],
         [y, dy, lse]: [&Tensor; 3],
         [dq, dk, dv]: [Heads<'_>; 3],
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let tensors = [q.tensor, k.tensor, v.tensor, y, dy, dq.tensor, dk.tensor, dv.tensor];
         let plans = match select(gpu, self, &tensors)? {
             Chosen::Blocks(plans) => plans,
-            Chosen::Wgmma => return wgmma::backward(self, gpu, [q, k, v], [y, dy, lse], [dq, dk, dv]),
+            Chosen::Wgmma => {
+                wgmma::backward(self, gpu, [q, k, v], [y, dy, lse], [dq, dk, dv])?;
+                return Ok(self.angles.is_some());
+            }
         };
         let delta = cuda::output(gpu, &self.rows(), DType::F32)?;
         if y.numel() > 0 {
@@ -133,7 +139,7 @@ impl<'a> Problem<'a> {
             let launch = launch.arg(delta.arg()?).arg(dk.arg()?).arg(dv.arg()?);
             cuda::launch_on(gpu, self.sizes(launch))?;
         }
-        Ok(())
+        Ok(false)
     }
 
     /// The sums of `dy * y` for each query and head.

@@ -31,6 +31,8 @@ struct Block {
     stages: usize,
     /// Registers of a copying and of a computing thread.
     registers: [usize; 2],
+    /// Workers that share 64 keys, of which each takes every so manieth step (gradients of keys and values).
+    team: usize,
 }
 
 // The table was measured on an H200, causal, 12 query and 4 key heads (docs/benchmarks/attention_h200_202611.md).
@@ -48,27 +50,32 @@ struct Block {
 /// Forward, for so many blocks of the usual kind to a multiprocessor.
 fn forward_block(head_dim: usize, load: f64) -> Block {
     match head_dim {
-        64 if load <= 0.5 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
-        64 => Block { workers: 3, step: 128, stages: 4, registers: [32, 160] },
-        _ if load <= 1.0 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240] },
-        _ => Block { workers: 2, step: 128, stages: 2, registers: [32, 232] },
+        64 if load <= 0.5 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
+        64 => Block { workers: 3, step: 128, stages: 4, registers: [32, 160], team: 1 },
+        _ if load <= 1.0 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240], team: 1 },
+        _ => Block { workers: 2, step: 128, stages: 2, registers: [32, 232], team: 1 },
     }
 }
 
 /// Gradient of queries.
 fn backward_q_block(head_dim: usize, load: f64) -> Block {
     match head_dim {
-        _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240] },
-        64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160] },
-        _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240] },
+        _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
+        64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160], team: 1 },
+        _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240], team: 1 },
     }
 }
 
 /// Gradients of keys and values.
 fn backward_kv_block(head_dim: usize, load: f64, with_ranges: bool) -> Block {
-    // One worker with heads of 128 and given ranges spills.
-    let one = load <= 1.0 && (head_dim == 64 || !with_ranges);
-    Block { workers: if one { 1 } else { 2 }, step: 64, stages: 4, registers: [24, 240] }
+    let usual = Block { workers: 2, step: 64, stages: 4, registers: [24, 240], team: 1 };
+    match head_dim {
+        _ if load > 1.0 => usual,
+        // A team needs more stages: each of its workers holds one while it reads another.
+        64 => Block { stages: 6, team: 2, ..usual },
+        // One worker with heads of 128 and given ranges spills.
+        _ => Block { workers: if with_ranges { 2 } else { 1 }, ..usual },
+    }
 }
 
 /// Places for the keys and values of an item: two let the next ones arrive while a worker ends its item.
@@ -88,7 +95,13 @@ impl Block {
     }
 
     fn key_bytes(&self, head_dim: usize) -> usize {
-        1024 + 256 * head_dim * places(head_dim) * self.workers + self.stages * (256 * head_dim + 1024)
+        let sums = (self.team - 1) * self.units() * 512 * head_dim;
+        1024 + 256 * head_dim * places(head_dim) * self.units() + self.stages * (256 * head_dim + 1024) + sums
+    }
+
+    /// Pieces of 64 keys.
+    fn units(&self) -> usize {
+        self.workers / self.team
     }
 }
 
@@ -154,8 +167,8 @@ impl Problem<'_> {
         (self.queries.div_ceil(ROWS) * self.group()).div_ceil(workers)
     }
 
-    fn key_pieces(&self, workers: usize) -> usize {
-        self.keys.div_ceil(ROWS * workers)
+    fn key_pieces(&self, units: usize) -> usize {
+        self.keys.div_ceil(ROWS * units)
     }
 
     /// Blocks for each multiprocessor.
@@ -209,6 +222,12 @@ impl Problem<'_> {
             .define("SHARE", block.registers[1])
     }
 
+    /// The last argument of a kernel of backward: by what it turns its gradients back.
+    fn turning<'l>(&'l self, launch: Launch<'l>) -> Result<Launch<'l>> {
+        let launch = launch.define("TURN", u8::from(self.angles.is_some()));
+        Ok(launch.arg(self.angles.map_or(Ok(Arg::Null), Tensor::arg)?))
+    }
+
     fn end<'l>(&self, launch: Launch<'l>, grid: &Grid) -> Launch<'l> {
         self.sizes(launch).arg(Arg::I32(grid.section as i32))
     }
@@ -260,14 +279,15 @@ pub fn backward(
         .arg(sums.arg()?)
         .arg(optional(&spans)?)
         .arg(optional(&reaches)?);
-    cuda::launch_on(gpu, p.end(launch, &q_grid))?;
+    cuda::launch_on(gpu, p.turning(p.end(launch, &q_grid))?)?;
 
     let block = backward_kv_block(p.head_dim, p.load(info, p.key_pieces(2)), with_ranges);
     let read_each = 4 * p.queries * p.head_dim * p.group();
-    let kv_grid = grid(info, p.key_pieces(block.workers), p.pairs(), read_each);
+    let kv_grid = grid(info, p.key_pieces(block.units()), p.pairs(), read_each);
     let launch = p
         .persistent(&BWD_KV, &block, &kv_grid, block.key_bytes(p.head_dim), strides)
-        .define("PLACES", places(p.head_dim));
+        .define("PLACES", places(p.head_dim))
+        .define("TEAM", block.team);
     let launch = p
         .inputs_as_tiles(launch, [q, k, v])?
         .arg(dy_tiles)
@@ -276,7 +296,7 @@ pub fn backward(
         .arg(optional(&reaches)?)
         .arg(dk.arg()?)
         .arg(dv.arg()?);
-    cuda::launch_on(gpu, p.end(launch, &kv_grid))
+    cuda::launch_on(gpu, p.turning(p.end(launch, &kv_grid))?)
 }
 
 fn optional(tensor: &Option<Tensor>) -> Result<Arg<'_>> {
