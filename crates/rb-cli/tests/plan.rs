@@ -26,7 +26,7 @@ fn a_run_is_forecast() {
     let text = place.good(&["plan", "tiny.toml", "--money", "7", "--price", "3.5"]);
     for part in [
         "tokens of the run     128 (4 steps of 32)",
-        "tokens of the text    about",
+        "about, from ",
         "bytes a token, before a tokenizer is there",
         "speed, NVIDIA H200    about",
         "this batch is outside of them",

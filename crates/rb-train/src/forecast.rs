@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use rb_data::prepare::Prepared;
 use rb_data::{Corpus, Tokenizer, corpus};
 use rb_nn::flops_per_token;
 use serde::Deserialize;
 
 use crate::config::{Config, Precision};
 use crate::observe::grouped;
-use crate::{Result, TrainError, plan};
+use crate::{Result, TrainError, plan, prepare};
 
 /// Speeds that this project measured, in bf16, a line each.
 const MEASURED: &str = include_str!("../measured/throughput.jsonl");
@@ -219,6 +220,10 @@ fn text_size(config: &Config) -> std::result::Result<TextSize, String> {
     if config.data.paths.is_empty() {
         return Err("no text is named in data.paths".into());
     }
+    if let Some(folder) = prepare::prepared_folder(config) {
+        let tokens = Prepared::open(folder).map_err(|e| e.to_string())?.train.len() as f64;
+        return Ok(TextSize { tokens, source: format!("the training tokens of {}", folder.display()) });
+    }
     let corpus = corpus::open(&config.data.paths).map_err(|e| e.to_string())?;
     let bytes: u64 = corpus.files().filter_map(|file| file.metadata().ok()).map(|m| m.len()).sum();
     let (per_token, how) = match &config.tokenizer.path {
@@ -232,7 +237,7 @@ fn text_size(config: &Config) -> std::result::Result<TextSize, String> {
     let training = 1.0 - config.data.validation_fraction;
     Ok(TextSize {
         tokens: bytes as f64 / per_token * training,
-        source: format!("{} bytes of files {how}", grouped(bytes)),
+        source: format!("about, from {} bytes of files {how}", grouped(bytes)),
     })
 }
 
@@ -275,7 +280,7 @@ impl Forecast {
         row("tokens a parameter", self.ratio(tokens));
         match &self.text {
             Ok(size) => {
-                row("tokens of the text", format!("about {}: {}", whole(size.tokens), size.source));
+                row("tokens of the text", format!("{}: {}", whole(size.tokens), size.source));
                 row("passes over the text", format!("{:.2}", tokens / size.tokens));
             }
             Err(reason) => row("tokens of the text", format!("not known: {reason}")),

@@ -6,8 +6,15 @@ use crate::tree::Tree;
 
 pub fn crate_manifests(tree: &Tree, _: &[RustFile], findings: &mut Vec<Finding>) {
     for (path, text) in tree.texts().filter(|(path, _)| path.ends_with("/Cargo.toml")) {
-        check(path, text, findings);
+        if !is_workspace(text) {
+            check(path, text, findings);
+        }
     }
+}
+
+/// A program that is a workspace of its own takes nothing from ours.
+fn is_workspace(text: &str) -> bool {
+    text.lines().any(|line| line.trim() == "[workspace]")
 }
 
 fn check(path: &str, text: &str, findings: &mut Vec<Finding>) {
@@ -79,6 +86,16 @@ mod tests {
         let found = messages(crate_manifests, &Tree::from([("crates/x/Cargo.toml", bad)]));
         let lines: Vec<&str> = found.iter().filter_map(|message| message.split(':').nth(1)).collect();
         assert_eq!(lines, ["3", "6", "7", "10", "12", "1"], "{found:#?}");
+    }
+
+    #[test]
+    fn a_workspace_of_its_own_has_its_own_versions() {
+        let text = "[package]\nname = \"x\"\nversion = \"1.0.0\"\n[dependencies]\na = \"1\"\n";
+        let alone = format!("{text}\n[workspace]\n");
+        let found =
+            |text: &str| messages(crate_manifests, &Tree::from([("bench-scripts/x/Cargo.toml", text)]));
+        assert_eq!(found(text).len(), 3);
+        assert_eq!(found(&alone), Vec::<String>::new());
     }
 
     #[test]
