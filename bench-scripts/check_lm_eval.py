@@ -134,7 +134,7 @@ def main():
         model = HFLM(pretrained=str(args.folder), device="cpu", dtype="float32", batch_size=8)
         theirs = lm_eval.simple_evaluate(
             model=model, tasks=[f"local_{name}" for name in names] + ["local_text"],
-            task_manager=TaskManager(include_path=str(place)), num_fewshot=0, bootstrap_iters=0, log_samples=True)
+            task_manager=TaskManager(include_path=str(place)), num_fewshot=0, bootstrap_iters=100, log_samples=True)
     print(f"lm-eval {lm_eval.__version__}")
     print("| Task | Metric | rb eval | lm-eval |\n| --- | --- | --- | --- |")
     for name in names:

@@ -229,10 +229,13 @@ pub(crate) enum PrecisionArg {
 pub(crate) struct EvalArgs {
     /// Run directory, checkpoint or model folder.
     pub(crate) model: PathBuf,
-    /// Held-out text: a .txt or .jsonl file or a folder. Its losses are shown by NAME, or by file where no name is given.
+    /// Held-out text: a .txt, .jsonl or .parquet file or a folder. Its losses are shown by NAME, or by file where no name is given.
     /// May be repeated.
     #[arg(long, value_name = "[NAME=]PATH")]
     pub(crate) data: Vec<NamedPath>,
+    /// Field of .jsonl files, or column of .parquet files, whose value a document's losses are shown by.
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) language_field: Option<String>,
     /// The text that the model's own run held out, as `held_out`.
     #[arg(long)]
     pub(crate) held_out: bool,

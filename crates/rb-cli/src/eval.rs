@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rb_autograd::{ParamBuilder, ParamStore};
-use rb_data::{TokenData, Tokenizer, corpus};
+use rb_data::{Corpus, CorpusOptions, TokenData, Tokenizer};
 use rb_eval::results::{Results, Run};
 use rb_eval::{Accuracy, ChoiceReport, Judge, LanguageReport, Text, Unigram, answer, judge_texts};
 use rb_nn::CausalLm;
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     }
     let started = Instant::now();
     // Files are read before the model: a typing error costs no time.
-    let mut texts = read_texts(&args.data)?;
+    let mut texts = read_texts(&args.data, args.language_field.as_deref())?;
     let tasks =
         args.task.iter().map(|task| Ok((task, questions(task)?))).collect::<Result<Vec<_>, Failure>>()?;
     let folder = model::folder(&args.model)?;
@@ -106,15 +106,20 @@ fn questions(task: &TaskFile) -> Result<Vec<rb_eval::Question>, Failure> {
     task.kind.read(&task.path).map_err(failure)
 }
 
-/// Every document under the name given for its path, or under the name of its file.
-fn read_texts(paths: &[NamedPath]) -> Result<Vec<Text>, Failure> {
+/// Every document under the value of `field`, under the name given for its path, or under the name of its file: the first
+/// of these that it has.
+fn read_texts(paths: &[NamedPath], field: Option<&str>) -> Result<Vec<Text>, Failure> {
     let mut texts = Vec::new();
     for NamedPath { name, path } in paths {
-        let corpus = corpus::open(std::slice::from_ref(path)).map_err(Failure::failed)?;
+        let options =
+            CorpusOptions { fields: field.map(str::to_string).into_iter().collect(), ..Default::default() };
+        let corpus = Corpus::open_with(std::slice::from_ref(path), options).map_err(Failure::failed)?;
         for document in corpus.documents() {
             let document = document.map_err(Failure::failed)?;
             let stem = || document.file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            texts.push(Text { language: name.clone().unwrap_or_else(stem), text: document.text });
+            let value = document.fields.first().map(|(_, value)| value.clone());
+            let language = value.or_else(|| name.clone()).unwrap_or_else(stem);
+            texts.push(Text { language, text: document.text });
         }
     }
     Ok(texts)

@@ -78,6 +78,12 @@ fn a_model_is_judged() {
     let samples = std::fs::read_to_string(place.path("samples.jsonl")).unwrap();
     assert_eq!(samples.lines().count(), 10);
 
+    let mixed = "{\"text\": \"the boat\", \"lang\": \"en\"}\n{\"text\": \"le bateau\", \"lang\": \"fr\"}\n{\"text\": \"?\"}\n";
+    place.write("mixed.jsonl", mixed);
+    let by_field = place.good(&["eval", "run", "--data", "mixed.jsonl", "--language-field", "lang"]);
+    for name in ["en ", "fr ", "mixed ", "all "] {
+        assert!(by_field.lines().any(|line| line.starts_with(name)), "no `{name}` in: {by_field}");
+    }
     assert!(place.good(&["eval", "run", "--held-out"]).contains("held_out "));
     place.good(&["export", "run", "--out", "alone"]);
     place.refused(&["eval", "alone", "--held-out"], 2, &["alone: belongs to no run that held text out"]);

@@ -286,13 +286,11 @@ mod tests {
 
     #[test]
     fn sorted_streams_are_flagged_or_noted() {
-        let by_length = |d: &Vec<u32>| (d.len(), 0);
-        let by_kind = |d: &Vec<u32>| (usize::from(d[0] > 200), 0);
-        let by_beginning = |d: &Vec<u32>| (d[0] as usize, d[1]);
-        let cases: [(&str, &dyn Fn(&Vec<u32>) -> (usize, u32)); 3] = [
-            ("sorted by length", &by_length),
-            ("of another kind", &by_kind),
-            ("sorted by their beginning", &by_beginning),
+        type Key = fn(&Vec<u32>) -> (usize, u32);
+        let cases: [(&str, Key); 3] = [
+            ("sorted by length", |d| (d.len(), 0)),
+            ("of another kind", |d| (usize::from(d[0] > 200), 0)),
+            ("sorted by their beginning", |d| (d[0] as usize, d[1])),
         ];
         for (part, key) in cases {
             let mut documents = mixed();

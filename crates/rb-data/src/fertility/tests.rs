@@ -85,7 +85,9 @@ fn text_without_a_language_is_left_out_and_a_language_without_text_is_named() {
 
 #[test]
 fn every_cause_is_told_from_the_others() {
-    let Some(documents) = parallel() else { return };
+    let Some(mut documents) = parallel() else { return };
+    // The short ones are text enough to tell causes apart, and train in a moment.
+    documents.retain(|d| d.text.chars().count() < 12_000);
     let measured = |languages: &[&str], config: &TokenizerConfig| {
         let languages = declared(languages);
         let tokenizer = train(&documents, &languages, 0.1, config);

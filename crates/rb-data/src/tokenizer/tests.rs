@@ -92,7 +92,8 @@ fn unigram_encodes_every_text_and_repeats() {
         assert_eq!(one.decode(&ids).unwrap(), text);
         assert_eq!(ids, one.encode_reference(text).unwrap());
     }
-    assert!(one.encode(BANGLA).unwrap().len() * 3 < BANGLA.len(), "pieces longer than a byte are used");
+    // Whole words are pieces, also those that are in no other.
+    assert_eq!(one.encode(" sat").unwrap().len(), 1);
     let least = TokenizerConfig { vocab_size: 258, ..config.clone() };
     assert_eq!(Tokenizer::train(texts.iter().map(Ok), &least).unwrap().0.vocab_size(), 258);
     // Another number of threads and another order of the documents: the same file.

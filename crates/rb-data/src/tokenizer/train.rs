@@ -88,6 +88,7 @@ pub(super) fn train<S: AsRef<str>>(
     }
 
     let distinct_words = words.len() as u64;
+    let min_frequency = config.min_frequency.saturating_mul(scale);
     let json = match config.model {
         ModelKind::Bpe => {
             let learned = learn(
@@ -95,12 +96,12 @@ pub(super) fn train<S: AsRef<str>>(
                 &LearnConfig {
                     vocab_size: config.vocab_size,
                     special_tokens: &config.special_tokens,
-                    min_frequency: config.min_frequency.saturating_mul(scale),
+                    min_frequency,
                 },
             );
             to_json(bpe_json(&learned), config)
         }
-        ModelKind::Unigram => to_json(unigram::learn(words, config)?, config),
+        ModelKind::Unigram => to_json(unigram::learn(words, min_frequency, config)?, config),
     };
     let eos = config.special_tokens.first().map(String::as_str);
     let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), eos)

@@ -1,7 +1,7 @@
 //! Learning a Unigram model from counted words, by the `tokenizers` library.
 //!
 //! Words are given to it as characters that stand for bytes, as BPE has them, so that every text has an encoding.
-//! Two things are ours: it runs on one thread, because the library adds in an order that depends on how many there
+//! Three things are ours: whole words are among the pieces that it starts with; it runs on one thread, because the library adds in an order that depends on how many there
 //! are; and scores of bytes that the model has lost are given in the order of the bytes, where the library takes them
 //! in the order of a hash table with a random key.
 
@@ -19,21 +19,31 @@ const MAX_PIECE_BYTES: usize = 48;
 const MAX_WORD_BYTES: usize = 256;
 /// The library counts in 32 bits; all counts together stay below this.
 const MAX_TOTAL: u64 = 1 << 31;
+/// A character of no byte. The library starts with what occurs twice, before two different characters, in a list of
+/// different words: a frequent word that is in no other would never be a piece. With this mark after a second, rare
+/// copy, it may be one.
+const MARK: char = '\u{E000}';
+/// How often an occurrence counts beside that copy.
+const PARTS: u64 = 64;
 /// Score of special tokens, so low that no text is ever cut into one.
 const NEVER: f64 = -1e6;
 /// The distance of two scores of lost bytes.
 const STEP: f64 = 1e-4;
 
-/// The `model` entry of a `tokenizer.json`, learned from sorted `words` with their counts.
-pub(super) fn learn(words: Vec<(Vec<u8>, u64)>, config: &TokenizerConfig) -> Result<Value> {
+/// The `model` entry of a `tokenizer.json`, learned from sorted `words` with their counts. A word that counts at least
+/// `min_count` may be a piece as a whole.
+pub(super) fn learn(words: Vec<(Vec<u8>, u64)>, min_count: u64, config: &TokenizerConfig) -> Result<Value> {
     let chars = byte_chars();
     let total = words.iter().fold(0u64, |t, (w, c)| t.saturating_add(c.saturating_mul(w.len() as u64)));
-    let divisor = total.div_ceil(MAX_TOTAL).max(1);
+    let divisor = total.saturating_mul(PARTS).div_ceil(MAX_TOTAL).max(1);
     let spelled = |part: &[u8]| part.iter().map(|b| chars[*b as usize]).collect::<String>();
-    let mut sentences: Vec<(String, u32)> = Vec::with_capacity(words.len());
+    let mut sentences: Vec<(String, u32)> = Vec::with_capacity(2 * words.len());
     for (word, count) in &words {
-        let count = u32::try_from((count / divisor).max(1)).unwrap_or(u32::MAX);
-        sentences.extend(word.chunks(MAX_WORD_BYTES).map(|part| (spelled(part), count)));
+        let times = u32::try_from((count.saturating_mul(PARTS) / divisor).max(1)).unwrap_or(u32::MAX);
+        sentences.extend(word.chunks(MAX_WORD_BYTES).map(|part| (spelled(part), times)));
+        if *count >= min_count && word.len() <= MAX_PIECE_BYTES {
+            sentences.push((spelled(word) + MARK.encode_utf8(&mut [0; 4]), 1));
+        }
     }
     drop(words);
 
@@ -55,11 +65,11 @@ pub(super) fn learn(words: Vec<(Vec<u8>, u64)>, config: &TokenizerConfig) -> Res
     let special = config.special_tokens.len();
     pieces[..special].iter_mut().for_each(|piece| piece.1 = NEVER);
     settle_lost_bytes(&mut pieces[special..]);
-    // A piece spelled as a special token would be encoded to that token.
+    // Pieces of the mark, and one spelled as a special token, which text would be encoded to.
     let mut index = 0;
     pieces.retain(|(piece, _)| {
         index += 1;
-        index <= special || !config.special_tokens.contains(piece)
+        index <= special || !(piece.contains(MARK) || config.special_tokens.contains(piece))
     });
     // The library keeps all pieces where the size asked for leaves room for the bytes alone.
     let mut surplus = pieces.len().saturating_sub(config.vocab_size);
@@ -77,6 +87,7 @@ pub(super) fn learn(words: Vec<(Vec<u8>, u64)>, config: &TokenizerConfig) -> Res
 /// Puts pieces in the order of their scores, equal ones by spelling, with the scores at the lower end, where lost
 /// bytes are, shared out among the single bytes there in the order of the bytes.
 fn settle_lost_bytes(pieces: &mut [(String, f64)]) {
+    // The mark too, which has a score of that ladder, whichever it is.
     let single = |piece: &str| piece.chars().count() == 1;
     let lowest = pieces.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
     // All single bytes whose score may come from the library's ladder.

@@ -11,7 +11,8 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Splitters that llama.cpp has under a name, by their regular expression: GPT-2's, Llama 3's, Qwen 2's and o200k's.
+/// Splitters that llama.cpp has under a name, by their regular expression: GPT-2's, that of Llama 3 and cl100k,
+/// Qwen 2's and o200k's.
 const KNOWN: [(&str, &str); 4] = [
     (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", "gpt-2"),
     (
@@ -81,7 +82,7 @@ impl Vocabulary {
             set(&added["id"], added["content"].as_str().unwrap_or_default(), kind);
         }
         let merges = json["model"]["merges"].as_array().into_iter().flatten().filter_map(merge).collect();
-        let splitter = splitter(&json["pre_tokenizer"]);
+        let splitter = splitter(&json);
         let adds_bos = adds_bos(&json["post_processor"]);
         Ok(Vocabulary { tokens, kinds, merges, splitter, adds_bos, json: text })
     }
@@ -106,8 +107,23 @@ fn merge(value: &Value) -> Option<String> {
     }
 }
 
-/// The name of the only regular expression in a `pre_tokenizer`, or of GPT-2's where it is built in.
-fn splitter(pre_tokenizer: &Value) -> &'static str {
+/// The name of the only regular expression in a tokenizer's `pre_tokenizer`, or of GPT-2's where it is built in.
+fn splitter(tokenizer: &Value) -> &'static str {
+    let pre_tokenizer = &tokenizer["pre_tokenizer"];
+    if !tokenizer["normalizer"].is_null() {
+        return OTHER;
+    }
+    let by_pattern = by_pattern(pre_tokenizer);
+    // Words that are tokens are not taken apart under one of the names, and must be under the others.
+    match (by_pattern, tokenizer["model"]["ignore_merges"] == true) {
+        ("llama-bpe", false) => "dbrx",
+        ("llama-bpe", true) => by_pattern,
+        (_, true) => OTHER,
+        (_, false) => by_pattern,
+    }
+}
+
+fn by_pattern(pre_tokenizer: &Value) -> &'static str {
     let parts = match pre_tokenizer["pretokenizers"].as_array() {
         Some(parts) => parts.clone(),
         None => vec![pre_tokenizer.clone()],
@@ -164,22 +180,19 @@ mod tests {
             TokenizerConfig { vocab_size: 262, splitter: Splitter::Gpt2, ..TokenizerConfig::default() };
         let gpt2 = Vocabulary::new(&Tokenizer::train(text(), &config).unwrap().0, 262).unwrap();
         assert_eq!((gpt2.splitter, gpt2.note()), ("gpt-2", None));
-        assert_eq!(
-            splitter(&json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": true })),
-            "gpt-2"
-        );
-        assert_eq!(
-            splitter(&json!({ "type": "ByteLevel", "add_prefix_space": true, "use_regex": true })),
-            OTHER
-        );
-        let two = json!({ "pretokenizers": [
+        let named = |pre_tokenizer: &Value| splitter(&json!({ "pre_tokenizer": pre_tokenizer }));
+        let bytes =
+            |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "use_regex": true });
+        assert_eq!((named(&bytes(false)), named(&bytes(true))), ("gpt-2", OTHER));
+        let split = json!({ "pretokenizers": [
             { "type": "Split", "pattern": { "Regex": KNOWN[1].0 } },
             { "type": "ByteLevel", "use_regex": false },
         ]});
-        assert_eq!(splitter(&two), "llama-bpe");
-        let digits =
-            json!({ "pretokenizers": [{ "type": "Digits" }, { "type": "ByteLevel", "use_regex": true }]});
-        assert_eq!(splitter(&digits), OTHER);
+        assert_eq!(named(&split), "dbrx");
+        let with = |key: &str, value: Value| splitter(&json!({ "pre_tokenizer": split, key: value }));
+        assert_eq!(with("model", json!({ "ignore_merges": true })), "llama-bpe");
+        assert_eq!(with("normalizer", json!({ "type": "NFC" })), OTHER);
+        assert_eq!(named(&json!({ "pretokenizers": [{ "type": "Digits" }, bytes(false)] })), OTHER);
         let template =
             json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": { "id": "<s>" } }] });
         assert!(
