@@ -6,8 +6,8 @@ Seed      7.
 Versions  requirements.txt beside this file.
 Command   python bench-scripts/prepare_speed.py --rb target/release/rb --data DATA --work DIR [--bytes 1000000000]
 
-DATA is the folder with parallel.en.jsonl, parallel.bn.jsonl and udhr/. Documents are made of their words, drawn by
-frequency, 1 to 4 kB each, four languages of equal bytes; one in fifty occurs twice. DIR must have room for about three
+DATA is the folder with parallel.en.jsonl, parallel.bn.jsonl and udhr/. Documents are made of passages of
+their words, drawn by frequency, about 1 to 5 kB each, in four languages; one in fifty occurs twice. DIR must have room for about three
 times the bytes. Memory is the largest resident set of the process, from the operating system. Prints a markdown table.
 """
 
@@ -33,17 +33,19 @@ def words(data, language):
 def make(data, path, size):
     """Writes `path` with about `size` bytes of text."""
     rng = random.Random(7)
-    sources = [words(data, language) for language in LANGUAGES]
+    pools = []
+    for language in LANGUAGES:
+        source = words(data, language)
+        pools.append([" ".join(rng.choices(source, k=rng.randrange(40, 120))) for _ in range(3000)])
     written = 0
     with open(path, "w") as out:
         while written < size:
             language = rng.randrange(len(LANGUAGES))
-            chosen = rng.choices(sources[language], k=rng.randrange(120, 480))
-            text = " ".join(chosen)
+            text = " ".join(rng.choices(pools[language], k=rng.randrange(2, 7)))
             line = json.dumps({"text": text, "lang": LANGUAGES[language]}, ensure_ascii=False) + "\n"
-            for _ in range(2 if rng.randrange(50) == 0 else 1):
-                out.write(line)
-                written += len(text.encode())
+            times = 2 if rng.randrange(50) == 0 else 1
+            out.write(line * times)
+            written += len(text.encode()) * times
     return written
 
 

@@ -147,6 +147,8 @@ class Trainer:
                 value.zero_()
         if not self.a.cpu:
             self.torch.cuda.synchronize()
+        # What a captured step needs was taken when it was captured; only other modes take it again.
+        if not self.a.cpu and not self.whole:
             self.torch.cuda.reset_peak_memory_stats()
 
     def step(self, index):

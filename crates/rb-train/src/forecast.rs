@@ -427,9 +427,9 @@ mod tests {
             "2,111,918,080 (515,605 steps of 4,096)",
             "20.77 (about 20",
             "not known: ",
-            "about 515,605 tokens/s",
-            "68.3 min, 4.55 at 4 an hour",
-            "train.max_steps=906336 in 2.0 h",
+            "about 534,408 tokens/s",
+            "65.9 min, 4.39 at 4 an hour",
+            "train.max_steps=939389 in 2.0 h",
         ] {
             assert!(table.contains(part), "no `{part}` in\n{table}");
         }

@@ -148,10 +148,8 @@ impl Op for Rope {
             return Err(ShapeError::new(Self::NAME, "x", x, "[B, T, H, D] with an even D").into());
         }
         let (half, shape) = (self.table.inv_freq.len(), self.positions.shape());
-        let fits = match self.positions.dtype() {
-            DType::F32 => shape.dims() == [x[0], x[1], half, 2],
-            _ => shape.dims() == &x[..2],
-        };
+        let angles = self.positions.dtype() == DType::F32;
+        let fits = if angles { shape.dims() == [x[0], x[1], half, 2] } else { shape.dims() == &x[..2] };
         if !fits {
             let expected = format!("[{}, {}] for x {x}", x[0], x[1]);
             return Err(ShapeError::new(Self::NAME, "positions", self.positions.shape(), expected).into());
@@ -193,10 +191,8 @@ impl Op for Rope {
 
     fn cuda_forward(&self, gpu: Gpu, inputs: &[Tensor], out: &Shape) -> Result<(Tensor, RopeSaved)> {
         let x = &inputs[0];
-        let angles = match self.positions.dtype() {
-            DType::F32 => self.positions.clone(),
-            _ => angles(&self.positions, &self.table)?,
-        };
+        let made = self.positions.dtype() == DType::F32;
+        let angles = if made { self.positions.clone() } else { angles(&self.positions, &self.table)? };
         let y = if self.in_place { x.clone() } else { cuda::output(gpu, out, x.dtype())? };
         self.launch(gpu, x, &y, &angles, 1)?;
         Ok((y, RopeSaved(vec![angles])))
