@@ -66,8 +66,9 @@ const LADDER: &[(&str, &[&str])] = &[
 ];
 
 /// All that xtask may use from outside: it has to build in seconds. `syn` and what belongs to it read the code that
-/// `mutate` changes (docs/decisions/0007-mutation-of-backward-code.md).
-const XTASK_LIBRARIES: &[&str] = &["clap", "proc-macro2", "serde", "serde_json", "syn", "toml"];
+/// `mutate` changes (docs/decisions/0007-mutation-of-backward-code.md), `plotters` draws what `bench-sweep` measured
+/// (docs/decisions/0015-sweeps-in-xtask.md).
+const XTASK_LIBRARIES: &[&str] = &["clap", "plotters", "proc-macro2", "serde", "serde_json", "syn", "toml"];
 
 /// The workspace: for each crate its dependencies, each with its kind (`""`, `"dev"`, `"build"`).
 type Edges = BTreeMap<String, Vec<(String, String)>>;
