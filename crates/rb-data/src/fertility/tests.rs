@@ -102,13 +102,17 @@ fn every_cause_is_told_from_the_others() {
         "{good:#?}"
     );
 
-    // Without any floor: half of the best language's.
-    for splitter in [Splitter::Gpt2, Splitter::Cl100k] {
-        let bad = measured(&plain, &with(6000, splitter));
+    // The one falls below half of the best language's, the other only below a floor.
+    let floor = ["bn,file=*.bn.jsonl,floor=3", "en,file=*.en.jsonl"];
+    for (splitter, languages, begins, below) in [
+        (Splitter::Gpt2, plain, "bn has 1.", "below half of the"),
+        (Splitter::Cl100k, floor, "bn has 2.", "below its floor of 3.00"),
+    ] {
+        let bad = measured(&languages, &with(6000, splitter));
         assert_eq!(bad.refusals.len(), 1, "{bad:#?}");
         assert_eq!((bad.refusals[0].language.as_str(), bad.refusals[0].cause), ("bn", Cause::Splitter));
         let message = &bad.refusals[0].message;
-        assert!(message.starts_with("bn has 1.") && message.contains("below half of the"), "{message}");
+        assert!(message.starts_with(begins) && message.contains(below), "{message}");
         assert!(message.contains("cause: splitter") && message.contains("with the splitter rb"), "{message}");
     }
     let starved = ["bn,file=*.bn.jsonl,weight=0.002,floor=3", "en,file=*.en.jsonl"];
