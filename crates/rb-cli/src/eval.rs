@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rb_autograd::{ParamBuilder, ParamStore};
+use rb_data::prepare::{Prepared, is_prepared};
 use rb_data::{Corpus, CorpusOptions, TokenData, Tokenizer};
 use rb_eval::results::{Results, Run};
 use rb_eval::{Accuracy, ChoiceReport, Judge, LanguageReport, Text, Unigram, answer, judge_texts};
@@ -141,13 +142,29 @@ fn run_file(given: &Path, name: &str) -> Option<PathBuf> {
     runs.map(|run| run.join(name)).find(|path| path.is_file())
 }
 
+/// Tokens of the run that a model belongs to: its own file, or a side of the prepared data that it was trained on.
+fn run_tokens(
+    given: &Path,
+    file: &str,
+    side: impl Fn(Prepared) -> Option<TokenData>,
+) -> Result<Option<TokenData>, Failure> {
+    if let Some(path) = run_file(given, file) {
+        return TokenData::open(&path).map(Some).map_err(Failure::failed);
+    }
+    let Some(config) = run_file(given, "config.toml") else { return Ok(None) };
+    let config = rb_train::config::load(&config, &[])?;
+    match config.data.paths.iter().find(|path| is_prepared(path)) {
+        Some(folder) => Ok(side(Prepared::open(folder).map_err(Failure::failed)?)),
+        None => Ok(None),
+    }
+}
+
 /// The documents of the run's validation side, as text again.
 fn held_out(given: &Path, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
-    let Some(path) = run_file(given, "data/validation.bin") else {
+    let Some(data) = run_tokens(given, "data/validation.bin", |prepared| prepared.validation)? else {
         let what = "belongs to no run that held text out; name a text with --data";
         return Err(Failure::new(2, format!("{}: {what}", given.display())));
     };
-    let data = TokenData::open(&path).map_err(Failure::failed)?;
     data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
     let mut texts = Vec::new();
     for document in 0..data.num_documents() {
@@ -163,8 +180,9 @@ fn held_out(given: &Path, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
 
 /// From the training tokens of the run that the model belongs to, where they are there.
 fn unigram(given: &Path, tokenizer: &Tokenizer, vocab_size: usize) -> Result<Option<Unigram>, Failure> {
-    let Some(path) = run_file(given, "data/train.bin") else { return Ok(None) };
-    let data = TokenData::open(&path).map_err(Failure::failed)?;
+    let Some(data) = run_tokens(given, "data/train.bin", |prepared| Some(prepared.train))? else {
+        return Ok(None);
+    };
     data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
     Ok(Some(Unigram::of_training(&data, vocab_size)))
 }

@@ -73,6 +73,8 @@ fn text_to_tokenizer_to_folder_to_run() {
     assert!(!place.path("run/data/train.bin").exists(), "tokens stay in the prepared folder");
     let output = place.good(&["train", "--resume", "run", "--set", "train.max_steps=4"]);
     assert!(output.contains("resumed at step 2"), "{output}");
+    let output = place.good(&["eval", "run", "--held-out"]);
+    assert!(output.contains("held_out ") && output.contains("unigram: from the training tokens"), "{output}");
     std::fs::rename(place.path("prepared"), place.path("moved")).unwrap();
     place.refused(&["train", "--resume", "run"], 1, &["prepared does not exist"]);
 }
