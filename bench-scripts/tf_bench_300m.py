@@ -5,7 +5,8 @@ Purpose   tokens/s of a whole training step (forward, backward, clipping, AdamW)
 Seed      20240607, see `peer.py`.
 Versions  printed with the result.
 Command   BENCH_BATCH=4 BENCH_SEQ=1024 python bench-scripts/tf_bench_300m.py
-Status    run on the CPU (`--cpu`), where it is correct; it has not been run on a GPU, and no speed of it is claimed.
+Status    run on the CPU (`--cpu`, TensorFlow 2.21), where its loss falls like those of PyTorch and JAX on the same tokens; it has
+          not been run on a GPU, and no speed of it is claimed.
 """
 
 import math
