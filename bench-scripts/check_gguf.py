@@ -16,11 +16,12 @@ FOLDER is an f32 Hugging Face folder of the same model. Exit code: 0 good, 1 a c
 import argparse
 import json
 import pathlib
-import sys
 
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+
+import verdict
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -134,10 +135,7 @@ def main():
     if json.loads(value("tokenizer.huggingface.json")) != tokenizer:
         failures.append("tokenizer.huggingface.json differs from tokenizer.json")
     print(f"tokenizer: {len(tokens)} tokens, {len(merges)} merges, splitter {value('tokenizer.ggml.pre')}")
-    for failure in failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    print("failed" if failures else "good")
-    sys.exit(1 if failures else 0)
+    verdict.end(failures)
 
 
 if __name__ == "__main__":

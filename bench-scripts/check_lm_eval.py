@@ -16,12 +16,13 @@ import json
 import pathlib
 import random
 import subprocess
-import sys
 import tempfile
 
 import lm_eval
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+
+import verdict
 
 LABELS = "ABCD"
 
@@ -162,10 +163,7 @@ def main():
         print(f"| text | {metric} | {a:.6f} | {b:.6f} |")
         if not abs(a - b) <= 1e-4 * abs(b):
             failures.append(f"text {metric}: {a} and {b}")
-    for failure in failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    print("failed" if failures else "good")
-    sys.exit(1 if failures else 0)
+    verdict.end(failures)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ of the checkpoint is used if there is one. Exit code: 0 good, 1 a check failed, 
 import argparse
 import pathlib
 import re
-import sys
 
 import torch
 from safetensors.torch import load_file
+
+import verdict
 
 # Spaces, digits, accents, a script with combining marks, and a character outside the basic plane.
 SAMPLE = "Hello, world!  It's 3.14 at 09:05.\n\tna\u00efve \u0986\u09ae\u09be\u09b0 \u09b8\u09cb\u09a8\u09be\u09b0 \u09ac\u09be\u0982\u09b2\u09be \U0001f980"
@@ -115,10 +116,7 @@ def main():
         check_probe(model, probe, args.tolerance, failures)
     else:
         print("probe: none given, logits not compared; `rb logits` writes one")
-    for failure in failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    print("failed" if failures else "good")
-    sys.exit(1 if failures else 0)
+    verdict.end(failures)
 
 
 if __name__ == "__main__":

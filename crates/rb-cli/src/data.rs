@@ -14,6 +14,7 @@ use rb_data::prepare::{
     Progress, Short, SideName,
 };
 use rb_data::{Corpus, Language, Languages, LoaderConfig, SplitConfig, Tokenizer};
+use rb_train::forecast::EPOCHS;
 use rb_train::prepare::check_fertility;
 
 use crate::Failure;
@@ -21,9 +22,6 @@ use crate::tokenizer::checked_fraction;
 
 /// Longest `.txt` file that is one document: its text and ids are in memory at once.
 const MAX_TXT_BYTES: u64 = 256 << 20;
-
-/// Passes over the same text beyond which more of them are known to help little (Muennighoff et al., 2023).
-const MANY_REPEATS: f64 = 4.0;
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
@@ -242,7 +240,7 @@ fn describe(index: &PreparedIndex) {
                 _ => format!("  {of}"),
             };
             line(&times, &counts);
-            if side == SideName::Train && language.repeats > MANY_REPEATS {
+            if side == SideName::Train && language.repeats > EPOCHS {
                 println!(
                     "    {of} is repeated {:.1} times: a model gains little from so many passes",
                     language.repeats

@@ -21,7 +21,7 @@ const CHINCHILLA: f64 = 20.0;
 
 /// Passes over the same text that are worth nearly as much as new text; after 40 they are worth nothing.
 /// **Source** arXiv:2305.16264.
-const EPOCHS: f64 = 4.0;
+pub const EPOCHS: f64 = 4.0;
 
 /// Text that is read to learn how many bytes a token takes.
 const SAMPLE_BYTES: usize = 1 << 20;
