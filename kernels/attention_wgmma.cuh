@@ -120,6 +120,28 @@ __device__ __forceinline__ void turn_back(float (&c)[D / 8][4], const float* __r
 }
 #endif
 
+// Fragments of a thread in shared memory, one every 2048 bytes: those of its warp lie side by side.
+__device__ __forceinline__ void put_sums(u32 to, const float (&c)[D / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 2048), "f"(c[n][0]), "f"(c[n][1]),
+                     "f"(c[n][2]), "f"(c[n][3])
+                     : "memory");
+    }
+}
+__device__ __forceinline__ void add_sums(float (&c)[D / 8][4], u32 from) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        float x[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                     : "r"(from + n * 2048)
+                     : "memory");
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[n][e] += x[e];
+    }
+}
+
 // Writes the warp's 16 rows of fragments, times `low` (rows g) and `high` (rows g + 8), to rows first..first + 16
 // of a head, by way of its own 16 rows, from `row` on, of a tile of ROWS rows.
 template <int ROWS>

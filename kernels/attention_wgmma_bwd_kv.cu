@@ -1,14 +1,18 @@
 // attention_wgmma_bwd_kv -- gradients of 64 keys and values of one key head for each worker, or for TEAM workers, of
-// which each takes every TEAM-th step, on Hopper.
+// which each takes every TEAM-th step, on Hopper. SPLIT blocks share an item where it is more than 1: each has some of
+// the query heads.
 // Computes     what attention_bwd_kv computes, with p and ds rounded to bf16 before their products with dy and q
 // Inputs       q, k, v, dy as attention_wgmma_bwd_q; sums, spans, reaches as that kernel leaves them;
 //              angles [B,keys,D/2] float2 of rope_angles if TURN is 1: dk is turned back by them
 // Outputs      dk, dv [B,keys,KV_HEADS,D] bf16, tokens K_STRIDE elements apart
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(keys/(64*UNITS))*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM, block 128*(WORKERS+1),
+// Launch       grid (at most ceil(keys/(64*UNITS))*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM, block 128*(WORKERS+1);
+//              with SPLIT above 1 exactly SPLIT times so many blocks, in clusters of SPLIT, which divides the query heads
+//              of a key head;
 //              dynamic shared 1024 + 2*PLACES*UNITS*128*D + STAGES*(2*128*D + 1024) + (TEAM-1)*UNITS*512*D bytes
 // Traffic      read k and v once, q and dy for each block's keys less what meets none of them; write dk and dv
-// Accumulates  f32; the sums of a team are added in the order of its workers
+// Accumulates  f32; the sums of a team are added in the order of its workers, then those of a cluster from its
+//              own on by rank
 // Determinism  bitwise (no atomics)
 // Source       arXiv:2307.08691, arXiv:2407.08608
 
@@ -16,6 +20,9 @@
 #define ROW_BYTES (64 * 8)
 // Pieces of 64 keys of a block.
 #define UNITS (WORKERS / TEAM)
+// Query heads of a block.
+#define PER_BLOCK (GROUP / SPLIT)
+static_assert(SPLIT == 1 || (TEAM == 2 && GROUP % SPLIT == 0), "blocks that share an item hand over a team's sums");
 static_assert(TEAM == 1 || (TEAM == 2 && WORKERS == 2 && STAGES % 2 == 0), "a block is one team");
 
 // What queries 64*tile.. see, as bwd_q found it or by rule.
@@ -38,23 +45,23 @@ __device__ __forceinline__ void load_sums(float (&lse)[2], float (&delta)[2], u3
                  : "memory");
 }
 
-#if TEAM == 2
-// Fragments of a thread in shared memory, one every 2048 bytes: those of its warp lie side by side.
-__device__ __forceinline__ void put_sums(u32 to, const float (&c)[D / 8][4]) {
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 2048), "f"(c[n][0]), "f"(c[n][1]),
-                     "f"(c[n][2]), "f"(c[n][3])
-                     : "memory");
-    }
+// Whether there is a round of this number, and the item of the block, or of its cluster, in it.
+__device__ __forceinline__ bool has_round(int round, int items) {
+    return SPLIT > 1 ? round == 0 : round * gridDim.x < items;
 }
-__device__ __forceinline__ void add_sums(float (&c)[D / 8][4], u32 from) {
+__device__ __forceinline__ int item_in(int round) { return SPLIT > 1 ? blockIdx.x / SPLIT : item_of(round); }
+
+#if SPLIT > 1
+// Adds sums that another block of the cluster holds at the same place.
+__device__ __forceinline__ void add_sums_of(float (&c)[D / 8][4], u32 from, int rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(from), "r"(rank));
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         float x[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                     : "r"(from + n * 2048)
+                     : "r"(there + n * 2048)
                      : "memory");
 #pragma unroll
         for (int e = 0; e < 4; e++) c[n][e] += x[e];
@@ -62,7 +69,11 @@ __device__ __forceinline__ void add_sums(float (&c)[D / 8][4], u32 from) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
+extern "C" __global__ void
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
+#endif
+    __launch_bounds__(128 * (WORKERS + 1), 1)
     attention_wgmma_bwd_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                            const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dy_map,
                            const float2* __restrict__ sums, const int2* __restrict__ spans,
@@ -95,13 +106,14 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
     const int tiles = (queries + 63) / 64, blocks = (keys + 64 * UNITS - 1) / (64 * UNITS);
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;
+    const int rank = SPLIT > 1 ? blockIdx.x % SPLIT : 0;
     u32 step = 0;
     if (worker < 0) {
         give_registers<SPARE>();
         if (warp != 0 || lane != 0) return;
         for (int round = 0;; round++) {
-            const int item = item_of(round);
-            if (round * gridDim.x >= items) break;
+            if (!has_round(round, items)) break;
+            const int item = item_in(round);
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
             const int s0 = work.block * 64 * UNITS, place = round % PLACES;
@@ -115,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             for (int tile = 0; tile < tiles; tile++) {
                 const Reach r = reach_of(reaches, work.b, tile, tiles, queries, keys);
                 if (r.lo >= s0 + 64 * UNITS || r.hi <= s0) continue;
-                for (int head = work.kv * GROUP; head < work.kv * GROUP + GROUP; head++, step++) {
+                const int first_head = work.kv * GROUP + rank * PER_BLOCK;
+                for (int head = first_head; head < first_head + PER_BLOCK; head++, step++) {
                     const u32 stage = step % STAGES, barrier = full + 8 * stage;
                     barrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);
                     barrier_arrive_and_expect(barrier, 2 * UNIT_BYTES + (MASK == 2 ? 2 : 1) * ROW_BYTES);
@@ -133,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
         take_registers<SHARE>();
         const float unit = scale * LOG2_E;
         for (int round = 0;; round++) {
-            const int item = item_of(round);
-            if (round * gridDim.x >= items) break;
+            if (!has_round(round, items)) break;
+            const int item = item_in(round);
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
             const int piece = worker / TEAM, block_s0 = work.block * 64 * UNITS, place = round % PLACES;
@@ -155,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                 if (r.lo >= block_s0 + 64 * UNITS || r.hi <= block_s0) continue;
                 const bool mine = r.lo < s0 + 64 && r.hi > s0;
                 const bool whole = r.inner_lo <= s0 && r.inner_hi >= s0 + 64;
-                for (int i = 0; i < GROUP; i++, step++) {
+                for (int i = 0; i < PER_BLOCK; i++, step++) {
 #if TEAM == 2
                     // By the number of the stage, so that a worker sees every phase of the barriers that it waits at.
                     if (step % TEAM != worker) continue;
@@ -278,16 +291,37 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             add_sums(dk_sum, own_sums);
             add_sums(dv_sum, own_sums + D / 8 * 2048);
             // No one waits for the last of these.
-            if ((round + 1) * gridDim.x < items && item_of(round + 1) < items) meet_later(READ, 256);
+            if (has_round(round + 1, items) && item_in(round + 1) < items) meet_later(READ, 256);
+#endif
+#if SPLIT > 1
+            // The first block of the cluster ends with the gradients of keys, the second with those of values; the
+            // other warps have ended or will, which counts as meeting.
+            if (rank != 0) put_sums(own_sums, dk_sum);
+            if (rank != 1) put_sums(own_sums + D / 8 * 2048, dv_sum);
+            cluster_arrive();
+            cluster_wait();
+            for (int other = 0; other < SPLIT; other++) {
+                if (rank == 0 && other != 0) add_sums_of(dk_sum, own_sums, other);
+                if (rank == 1 && other != 1) add_sums_of(dv_sum, own_sums + D / 8 * 2048, other);
+            }
+            cluster_arrive();
 #endif
             // No warp of this worker reads its keys and values any more.
             meet(1 + worker, 128);
             const i64 offset = (i64)work.b * keys * K_STRIDE + work.kv * D;
+            if (rank == 0) {
 #if TURN
-            turn_back(dk_sum, angles + (i64)work.b * keys * D, s0 + warp * 16, keys);
+                turn_back(dk_sum, angles + (i64)work.b * keys * D, s0 + warp * 16, keys);
 #endif
-            store_rows<64>(dk + offset, K_STRIDE, s0 + warp * 16, keys, k_tile, warp * 16, dk_sum, scale, scale);
-            store_rows<64>(dv + offset, K_STRIDE, s0 + warp * 16, keys, v_tile, warp * 16, dv_sum, 1.0f, 1.0f);
+                store_rows<64>(dk + offset, K_STRIDE, s0 + warp * 16, keys, k_tile, warp * 16, dk_sum, scale, scale);
+            }
+            if (SPLIT == 1 || rank == 1) {
+                store_rows<64>(dv + offset, K_STRIDE, s0 + warp * 16, keys, v_tile, warp * 16, dv_sum, 1.0f, 1.0f);
+            }
+#if SPLIT > 1
+            // Shared memory stays until the others have read it.
+            cluster_wait();
+#endif
             async_fence();
             __syncwarp();
             if (lane == 0) barrier_arrive(k_empty + 8 * place);

@@ -1,5 +1,5 @@
-// attention_wgmma_bwd_q -- gradient of units of 64 queries of one head, on Hopper, and what the gradient of the keys
-// needs of them.
+// attention_wgmma_bwd_q -- gradient of units of 64 queries of one head for each worker, or for TEAM workers, of which
+// each takes every TEAM-th step, on Hopper, and what the gradient of the keys needs of them.
 // Computes     what attention_delta and attention_bwd_q compute, with ds rounded to bf16 before its product with k
 // Inputs       q, k, v as attention_wgmma_fwd, dy [B,queries,HEADS,D] bf16 as such a map; y [B,queries,HEADS,D]
 //              bf16; lse [B,queries,HEADS] f32; ranges [B,queries,2] int if MASK is 2; angles [B,queries,D/2] float2
@@ -9,12 +9,16 @@
 //              delta = sum(dy*y); if MASK is 2 spans [B,padded,2] int, ranges without bad ones, and reaches
 //              [B,padded/64,4] int
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
-// Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1),
-//              block 128*(WORKERS+1), dynamic shared 1024 + 4*WORKERS*128*D + 4*STAGES*KEYS*D bytes
+// Launch       grid (at most ceil(ceil(queries/64)*GROUP/UNITS)*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM,
+//              block 128*(WORKERS+1), dynamic shared 1024 + 4*UNITS*128*D + 4*STAGES*KEYS*D + (TEAM-1)*256*D bytes
 // Traffic      read q, dy and y once, k and v for each block's queries less what none of them sees; write dq, sums
-// Accumulates  f32
+// Accumulates  f32; the sums of a team are added in the order of its workers
 // Determinism  bitwise (no atomics)
 // Source       arXiv:2307.08691, arXiv:2407.08608
+
+// Units of a block.
+#define UNITS (WORKERS / TEAM)
+static_assert(TEAM == 1 || (TEAM == 2 && WORKERS == 2 && STAGES % 2 == 0), "a block is one team");
 
 extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
     attention_wgmma_bwd_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -24,27 +28,30 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                           int4* __restrict__ reaches, int batch, int queries, int keys, float scale, int section,
                           const float* __restrict__ angles) {
     extern __shared__ uint4 shared[];
-    __shared__ u64 barriers[2 * STAGES + 4 * WORKERS];
-    // Two places for the queries and two for the dy of each worker, then keys and values of each step.
+    __shared__ u64 barriers[2 * STAGES + 4 * UNITS];
+    // Two places for the queries and two for the dy of each unit, then keys and values of each step.
     const u32 q_tiles = (shared_address(shared) + 1023) / 1024 * 1024;
-    const u32 dy_tiles = q_tiles + 2 * WORKERS * UNIT_BYTES, k_tiles = dy_tiles + 2 * WORKERS * UNIT_BYTES;
+    const u32 dy_tiles = q_tiles + 2 * UNITS * UNIT_BYTES, k_tiles = dy_tiles + 2 * UNITS * UNIT_BYTES;
     const u32 v_tiles = k_tiles + STAGES * STEP_BYTES;
+#if TEAM == 2
+    const u32 team_sums = v_tiles + STAGES * STEP_BYTES;
+#endif
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES, q_full = empty + 8 * STAGES,
-              q_empty = q_full + 16 * WORKERS;
+              q_empty = q_full + 16 * UNITS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, 4 * WORKERS);
+            barrier_init(empty + 8 * i, 4 * UNITS);
         }
-        for (int i = 0; i < 2 * WORKERS; i++) {
+        for (int i = 0; i < 2 * UNITS; i++) {
             barrier_init(q_full + 8 * i, 1);
-            barrier_init(q_empty + 8 * i, 4);
+            barrier_init(q_empty + 8 * i, 4 * TEAM);
         }
         barriers_ready();
     }
     __syncthreads();
     await_earlier_work();
-    const int tiles = (queries + 63) / 64, units = tiles * GROUP, blocks = (units + WORKERS - 1) / WORKERS;
+    const int tiles = (queries + 63) / 64, units = tiles * GROUP, blocks = (units + UNITS - 1) / UNITS;
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;
     u32 step = 0;
@@ -56,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             if (round * gridDim.x >= items) break;
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
-            const int first_unit = (blocks - 1 - work.block) * WORKERS;
+            const int first_unit = (blocks - 1 - work.block) * UNITS;
             int lo = keys, hi = 0;
-            for (int i = 0; i < WORKERS; i++) {
+            for (int i = 0; i < UNITS; i++) {
                 const int unit = first_unit + i, place = 2 * i + round % 2;
                 if (lane == 0) barrier_wait(q_empty + 8 * place, (round / 2 & 1) ^ 1);
                 if (unit >= units) {
@@ -93,20 +100,20 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             if (round * gridDim.x >= items) break;
             if (item >= items) continue;
             const Work work = work_of(item, batch, blocks, section);
-            const int first_unit = (blocks - 1 - work.block) * WORKERS;
+            const int first_unit = (blocks - 1 - work.block) * UNITS;
             int lo = keys, hi = 0;
             Reach mine = {keys, 0, 0, 0};
-            for (int i = 0; i < WORKERS && first_unit + i < units; i++) {
+            for (int i = 0; i < UNITS && first_unit + i < units; i++) {
                 const Reach r = reach(ranges, work.b, (first_unit + i) / GROUP * 64, queries, keys);
                 lo = min(lo, r.lo);
                 hi = max(hi, r.hi);
-                if (i == worker) mine = r;
+                if (i == worker / TEAM) mine = r;
             }
-            const int my_unit = first_unit + worker;
+            const int my_unit = first_unit + worker / TEAM;
             const bool busy = my_unit < units;
             const int t0 = my_unit / GROUP * 64, head = work.kv * GROUP + my_unit % GROUP;
             const int t_low = t0 + warp * 16 + lane / 4;
-            const int place = 2 * worker + round % 2;
+            const int place = 2 * (worker / TEAM) + round % 2;
             const u32 q_tile = q_tiles + place * UNIT_BYTES, dy_tile = dy_tiles + place * UNIT_BYTES;
             const i64 row = (i64)work.b * queries * HEADS + head;
             float delta = 0.0f, lse_mine = 0.0f;
@@ -142,11 +149,11 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     }
                 }
                 delta += __shfl_xor_sync(FULL_WARP, delta, 1);
-                if (lane % 2 == 0) {
+                if (lane % 2 == 0 && worker % TEAM == 0) {
                     sums[((i64)work.b * HEADS + head) * tiles * 64 + t] = make_float2(lse_mine, delta);
                 }
 #if MASK == 2
-                if (head == 0) {
+                if (head == 0 && worker % TEAM == 0) {
                     if (lane % 2 == 0) {
                         const Span span = visible(ranges, work.b, t, queries, keys);
                         spans[(i64)work.b * tiles * 64 + t] = make_int2(span.lo, max(span.hi, 0));
@@ -181,7 +188,13 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             float sum[D / 8][4], s[KEYS / 8][4], dp[KEYS / 8][4];
 #pragma unroll
             for (int n = 0; n < D / 8; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
+            // The stage that the product in flight reads, plus one; 0 if none.
+            u32 held = 0;
             for (int tile = my_first; tile < my_end; tile++, step++) {
+#if TEAM == 2
+                // By the number of the stage, so that a worker sees every phase of the barriers that it waits at.
+                if (step % TEAM != worker) continue;
+#endif
                 const u32 stage = step % STAGES, k_tile = k_tiles + stage * STEP_BYTES;
                 const u32 v_tile = v_tiles + stage * STEP_BYTES;
                 barrier_wait(full + 8 * stage, step / STAGES & 1);
@@ -199,7 +212,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                 products_wait<1>();
                 hold(s);
                 // The product with the keys of the step before is done, too.
-                if (tile > my_first && lane == 0) barrier_arrive(empty + 8 * ((step - 1) % STAGES));
+                if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
+                held = stage + 1;
                 const int s0 = tile * KEYS;
                 if (mine.inner_lo > s0 || mine.inner_hi < s0 + KEYS) {
                     const Span low = visible(ranges, work.b, t_low, queries, keys);
@@ -245,12 +259,29 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             }
             products_wait<0>();
             hold(sum);
-            if (my_end > my_first && lane == 0) barrier_arrive(empty + 8 * ((step - 1) % STAGES));
+            if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
             for (int tile = my_end; tile < end; tile++) skip();
             if (!busy) {
                 if (lane == 0) barrier_arrive(q_empty + 8 * place);
                 continue;
             }
+#if TEAM == 2
+            // The second worker hands its sums to the first, which has read those of the item before by then.
+            constexpr int READY = 3, READ = 4;
+            const u32 own_sums = team_sums + threadIdx.x % 128 * 16;
+            if (worker == 1) {
+                if (round > 0) meet(READ, 256);
+                put_sums(own_sums, sum);
+                meet_later(READY, 256);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(q_empty + 8 * place);
+                continue;
+            }
+            meet(READY, 256);
+            add_sums(sum, own_sums);
+            // No one waits for the last of these.
+            if ((round + 1) * gridDim.x < items && item_of(round + 1) < items) meet_later(READ, 256);
+#endif
             const Span low = visible(ranges, work.b, t_low, queries, keys);
             const Span high = visible(ranges, work.b, t_low + 8, queries, keys);
             // No warp of this worker reads its queries any more.

@@ -70,6 +70,10 @@ __device__ __forceinline__ void meet(int id, int count) {
 __device__ __forceinline__ void meet_later(int id, int count) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
+// Threads of the blocks of a cluster meet: each arrives, then waits for all that have not ended; what they wrote to
+// shared memory before is visible then.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));

@@ -3,16 +3,20 @@
 //! Gradients are not zeroed. An entry is *stale* until its first writer of a step, which overwrites;
 //! later writers (a tied head, another micro-batch) accumulate.
 
+mod later;
+mod norm;
+
 use std::sync::Arc;
 
-use rb_cuda::{Arg, Kernel, Launch, kernel};
+use rb_cuda::Gpu;
 use rb_planted::{Defect, active};
 use rb_tensor::{Arena, DType, Device, Tensor};
 
-use crate::cuda;
 use crate::host;
 use crate::params::Layout;
 use crate::{AutogradError, Float, ParamId, ParamStore, Precision, Result};
+use later::Later;
+use norm::Norm;
 
 /// Whether a writer replaces what a buffer holds or adds to it: the beta of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +27,20 @@ pub enum Beta {
     Accumulate,
 }
 
-const SUM_OF_SQUARES: Kernel = kernel!("sum_of_squares");
-
 /// Gradients of all parameters of one model.
 #[derive(Debug)]
 pub struct GradStore {
     layout: Arc<Layout>,
     arena: Arena,
     fresh: Vec<bool>,
+    /// Whether nothing is added after the backward pass that comes next.
+    last_pass: bool,
+    /// Backward passes under way, one within the other.
+    passes: usize,
+    /// Gradients whose partial sums wait; on a GPU.
+    later: Option<Later>,
+    /// On a GPU.
+    norm: Option<Norm>,
 }
 
 impl GradStore {
@@ -43,7 +53,9 @@ impl GradStore {
             Precision::Bf16 { gradients, .. } => gradients,
         };
         let arena = Arena::zeros("gradients", layout.numel, dtype, weights.device())?;
-        Ok(GradStore { fresh: vec![false; layout.entries.len()], layout, arena })
+        let norm = weights.device().gpu().map(|gpu| Norm::new(gpu, &layout)).transpose()?;
+        let fresh = vec![false; layout.entries.len()];
+        Ok(GradStore { layout, arena, fresh, last_pass: true, passes: 0, later: None, norm })
     }
 
     /// The layout.
@@ -58,6 +70,9 @@ impl GradStore {
 
     /// The flat gradients, to change (clipping, all-reduce).
     pub fn arena_mut(&mut self) -> &mut Arena {
+        if let Some(norm) = &mut self.norm {
+            norm.reset();
+        }
         &mut self.arena
     }
 
@@ -73,6 +88,9 @@ impl GradStore {
 
     /// Declares every gradient stale: the next writer overwrites. Optimizers call it after a step.
     pub fn mark_stale(&mut self) {
+        if let Some(norm) = &mut self.norm {
+            norm.reset();
+        }
         if !active(Defect::GradientsStayFresh) {
             self.fresh.fill(false);
         }
@@ -126,29 +144,83 @@ impl GradStore {
     }
 
     /// On a GPU: partial sums of squares over the whole arena, `[parts]` f32, in a fixed order. Padding, gaps and
-    /// frozen entries hold zeros.
+    /// frozen entries hold zeros. Those that the backward pass has not taken are enqueued.
     pub fn sum_of_squares_parts(&self) -> Result<Tensor> {
-        /// Blocks: several for each multiprocessor of the largest cards, and few enough to add in one block.
-        const PARTS: usize = 1024;
-        let all = self.arena.view(0, [self.layout.numel])?;
-        let Some(gpu) = self.device().gpu() else {
-            return Err(rb_tensor::TensorError::NotOnGpu { op: "sum_of_squares" }.into());
+        let norm = self.norm.as_ref().ok_or(rb_tensor::TensorError::NotOnGpu { op: "sum_of_squares" })?;
+        norm.parts(&self.arena)
+    }
+
+    /// Says whether gradients are complete after the backward pass that comes next, so that it may sum their squares as
+    /// it goes. They are unless this says otherwise; sums are right in any case.
+    pub fn set_last_pass(&mut self, last: bool) {
+        self.last_pass = last;
+    }
+
+    /// Begins a backward pass, maybe within another.
+    pub(crate) fn begin_pass(&mut self) {
+        if self.passes == 0 {
+            // Of a pass that failed.
+            self.later = None;
+        }
+        self.passes += 1;
+    }
+
+    /// Ends it; after the outermost one every gradient is enqueued.
+    pub(crate) fn end_pass(&mut self) -> Result<()> {
+        self.passes -= 1;
+        if self.passes == 0 { self.sum_waiting() } else { Ok(()) }
+    }
+
+    /// Says that a parameter gets nothing more in this pass.
+    pub(crate) fn finish(&mut self, id: ParamId) -> Result<()> {
+        let (last_pass, later) = (self.last_pass, &self.later);
+        match &mut self.norm {
+            Some(norm) if last_pass => {
+                let waits = |entry| later.as_ref().is_some_and(|later| later.holds(entry));
+                norm.finish(id.0 as usize, |entry| !waits(entry), &self.arena)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A place for `[rows, columns]` partial sums, flat, over whose rows the gradient of a parameter of `columns`
+    /// elements is summed in time; [`GradStore::sum_if_full`] follows when they are enqueued.
+    pub(crate) fn waiting_place(&mut self, gpu: Gpu, id: ParamId, rows: usize, columns: usize) -> Result<Tensor> {
+        let index = id.0 as usize;
+        let (_, beta) = self.device_slot(id)?;
+        if self.later.as_ref().is_some_and(|later| !later.takes(rows, columns)) {
+            self.sum_waiting()?;
+        }
+        let offset = self.layout.entries[index].offset;
+        let later = match &mut self.later {
+            Some(later) => later,
+            none => {
+                let alike = |e: &&crate::ParamEntry| e.trainable && e.shape.dims() == [columns];
+                let alike = self.layout.entries.iter().filter(alike).count();
+                none.insert(Later::new(gpu, rows, columns, alike)?)
+            }
         };
-        let parts = self.layout.numel.div_ceil(1024).clamp(1, PARTS);
-        let out = cuda::output(gpu, &[parts].into(), DType::F32)?;
-        let launch = Launch::new(&SUM_OF_SQUARES, [parts as u32, 1, 1], [256, 1, 1])
-            .define("T", all.dtype().cuda_name())
-            .moves(all.size_bytes())
-            .arg(all.arg()?)
-            .arg(out.arg()?)
-            .arg(Arg::I64(self.layout.numel as i64));
-        cuda::launch_on(gpu, launch)?;
-        Ok(out)
+        later.add(index, offset, beta)
+    }
+
+    /// Sums what waits if no more fits.
+    pub(crate) fn sum_if_full(&mut self) -> Result<()> {
+        if self.later.as_ref().is_some_and(Later::is_full) { self.sum_waiting() } else { Ok(()) }
+    }
+
+    fn sum_waiting(&mut self) -> Result<()> {
+        self.later.take().map_or(Ok(()), |later| later.sum(&self.arena))
     }
 
     /// As [`GradStore::slot`] on a GPU: a view that kernels write through.
     pub(crate) fn device_slot(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
         let index = id.0 as usize;
+        if self.later.as_ref().is_some_and(|later| later.holds(index)) {
+            self.sum_waiting()?;
+        }
+        if let Some(norm) = &mut self.norm {
+            norm.changes(index);
+        }
         let entry = &self.layout.entries[index];
         let beta = self.beta(index);
         if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {

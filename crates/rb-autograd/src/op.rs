@@ -228,6 +228,11 @@ impl Node {
 }
 
 impl Node {
+    /// The parameters that the operation reads.
+    fn params(&self) -> impl Iterator<Item = crate::ParamId> {
+        self.sources.iter().filter_map(Source::param)
+    }
+
     /// Name of the first parameter that the operation reads.
     fn param(&self, weights: &ParamStore) -> Option<String> {
         let read =
@@ -269,21 +274,41 @@ pub(crate) struct BackwardState<'g> {
     params: &'g mut GradStore,
 }
 
-impl<'g> BackwardState<'g> {
+impl BackwardState<'_> {
     /// Walks the nodes from last to first; each is freed as soon as it has run. `leaves` are gradients that the
     /// pass adds to.
     pub(crate) fn run(
+        nodes: Vec<Node>,
+        leaves: Vec<Option<Tensor>>,
+        root: Source,
+        dy: Tensor,
+        (weights, check_finite): (&ParamStore, bool),
+        params: &mut GradStore,
+    ) -> Result<LeafGrads> {
+        params.begin_pass();
+        let done = BackwardState::walk(nodes, leaves, root, dy, (weights, check_finite), params)?;
+        params.end_pass()?;
+        if let Device::Cuda(gpu) = params.device() {
+            gpu.join()?;
+        }
+        Ok(done)
+    }
+
+    fn walk(
         mut nodes: Vec<Node>,
         leaves: Vec<Option<Tensor>>,
         root: Source,
         dy: Tensor,
         (weights, check_finite): (&ParamStore, bool),
-        params: &'g mut GradStore,
+        params: &mut GradStore,
     ) -> Result<LeafGrads> {
         let written = vec![false; leaves.len()];
         let mut state = BackwardState { nodes: vec![None; nodes.len()], leaves, written, params };
+        let mut uses = vec![0usize; weights.layout().entries.len()];
+        nodes.iter().flat_map(Node::params).for_each(|id| uses[id.0 as usize] += 1);
         state.add(root, dy)?;
         while let Some(node) = nodes.pop() {
+            node.params().for_each(|id| uses[id.0 as usize] -= 1);
             let Some(dy) = state.nodes.pop().flatten() else { continue };
             let op = node.backward.name();
             if check_finite && dy.first_non_finite()?.is_some() {
@@ -310,9 +335,11 @@ impl<'g> BackwardState<'g> {
             {
                 return Err(AutogradError::NonFiniteParameterGradient { op, param: name });
             }
-        }
-        if let Device::Cuda(gpu) = state.params.device() {
-            gpu.join()?;
+            // After the last operation there is nothing left beside which something could be done.
+            if !nodes.is_empty() {
+                let mut finished = node.sources.iter().filter_map(Source::param).filter(|id| uses[id.0 as usize] == 0);
+                finished.try_for_each(|id| state.params.finish(id))?;
+            }
         }
         Ok(LeafGrads { grads: state.leaves, written: state.written })
     }
@@ -373,6 +400,19 @@ impl GradSinks<'_> {
     /// Whether the gradient of input `i` goes to the store, where nothing reads it before the pass is over.
     pub fn goes_to_store(&self, i: usize) -> bool {
         matches!(self.sources.get(i), Some(Source::Param(_)))
+    }
+
+    /// If the gradient of input `i` goes to the store: a place for partial sums of it, `[rows, columns]` flat f32, over
+    /// whose rows the store sums in time. [`GradSinks::partial_sums_are_there`] follows when they are enqueued.
+    pub(crate) fn partial_sums(&mut self, gpu: Gpu, i: usize, rows: usize, columns: usize) -> Result<Option<Tensor>> {
+        let Some(Source::Param(id)) = self.sources.get(i).copied() else { return Ok(None) };
+        self.written[i] = true;
+        self.state.params().waiting_place(gpu, id, rows, columns).map(Some)
+    }
+
+    /// See [`GradSinks::partial_sums`].
+    pub(crate) fn partial_sums_are_there(&mut self) -> Result<()> {
+        self.state.params().sum_if_full()
     }
 
     /// Where the gradient of input `i` goes.

@@ -13,7 +13,7 @@ use rb_tensor::{Arena, DType, Device, Rng, Shape, ShapeError, Tensor};
 use crate::{AutogradError, Result};
 
 /// Alignment of every entry in the arena, in elements (256 bytes of f32).
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 /// A handle to an entry of a [`ParamStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

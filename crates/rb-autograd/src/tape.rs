@@ -22,6 +22,13 @@ pub(crate) enum Source {
     Node(usize),
 }
 
+impl Source {
+    /// The parameter that it is, if it is one.
+    pub(crate) fn param(&self) -> Option<ParamId> {
+        if let Source::Param(id) = self { Some(*id) } else { None }
+    }
+}
+
 /// The output of an operation, as a [`Watch`] sees it.
 pub struct Seen<'a> {
     /// Name of the operation.

@@ -29,7 +29,7 @@ impl Handle {
 /// What the driver makes of a tensor for the copy engine: `CUtensorMap`.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct TensorMap([u64; 16]);
+pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
 impl TensorMap {
     /// A map that holds a number in its first bytes.

@@ -78,6 +78,8 @@ pub enum Arg<'a> {
     I64(i64),
     /// `unsigned long long`
     U64(u64),
+    /// A struct of sixteen `unsigned long long`.
+    Words([u64; 16]),
     /// `const __grid_constant__ TensorMap` of `kernels/hopper.cuh`.
     Tiles(Tiles<'a>),
 }

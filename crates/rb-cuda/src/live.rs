@@ -377,6 +377,7 @@ impl Backend for Live {
             Arg::U32(x) => word(u64::from(x)),
             Arg::I64(x) => word(x.cast_unsigned()),
             Arg::U64(x) => word(x),
+            Arg::Words(words) => Ok(TensorMap(words)),
             Arg::Tiles(tiles) => self.tensor_map(&tiles),
         });
         let mut slots = slots.collect::<Result<Vec<TensorMap>>>()?;

@@ -100,9 +100,11 @@ pub(crate) fn accumulate(
     let device = params.arena().device();
     grads.mark_stale();
     let (mut total, mut on_device) = (0.0, None);
-    for (at, input) in inputs.enumerate() {
+    let mut inputs = inputs.enumerate();
+    while let Some((at, input)) = inputs.next() {
         let (input, labels) = input?;
         let options = &options(at);
+        grads.set_last_pass(inputs.size_hint().1 == Some(0));
         let tape = Tape::new(params);
         let loss = model.loss(&tape, &input, &labels, options)?;
         match (device, &on_device) {

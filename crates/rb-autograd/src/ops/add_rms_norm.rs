@@ -6,7 +6,7 @@
 //! - **Dtypes** as `add` and `rms_norm`.
 //! - **Backward** as `rms_norm`, then `dx = dh` and `dbranch = dh`, which on a GPU the first pass has converted already.
 //! - **Saves** as `rms_norm`, of `h`.
-//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum`; `accumulate` where the element types are not fp32 and bf16.
+//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum` or `column_sum_many`; `accumulate` where the element types are not fp32 and bf16.
 //! - **Errors** `ShapeError` if `branch` has another shape than `x`, and those of `rms_norm`.
 //! - **Source** arXiv:1910.07467.
 

@@ -161,22 +161,28 @@ impl Op for Embedding {
                     .arg(Arg::I32(rows as i32));
                 cuda::launch_on(gpu, launch)?;
             }
-            let grid = [rows as u32, c.div_ceil(1024) as u32, 1];
+            let grid = [rows.div_ceil(TABLE_ROWS) as u32, c.div_ceil(1024) as u32, 1];
             let launch = Launch::new(&EMBEDDING_BWD, grid, [256, 1, 1])
                 .define("TW", dw.dtype().cuda_name())
                 .define("TY", dy.dtype().cuda_name())
                 .define("C", c)
+                .define("ROWS", TABLE_ROWS)
                 .define("BETA", beta.define())
                 .arg(saved.ids.arg()?)
                 .arg(marks.arg()?)
                 .arg(dy.arg()?)
                 .arg(dw.arg()?)
                 .arg(Arg::I64(tokens as i64))
-                .arg(Arg::I64(chunk as i64));
+                .arg(Arg::I64(chunk as i64))
+                .arg(Arg::I32(rows as i32));
             cuda::launch_on(gpu, launch.moves(dy.size_bytes()))
         })
     }
 }
+
+/// Rows of the table for one block of backward, most of which no token of a small batch names: a block for each of them
+/// would spend its time beginning and ending.
+const TABLE_ROWS: usize = 8;
 
 const EMBEDDING_FWD: Kernel = kernel!("embedding_fwd");
 const EMBEDDING_MARK: Kernel = kernel!("embedding_mark");

@@ -127,7 +127,7 @@ impl Op for Linear {
         };
         // Nothing in the backward pass waits for a parameter's gradient.
         if m <= cuda::BESIDE_ROWS && grads.goes_to_store(1) {
-            gpu.beside((dy.clone(), x.clone()), || weights(grads))?;
+            gpu.beside(dy.size_bytes() + x.size_bytes(), (dy.clone(), x.clone()), || weights(grads))?;
         } else {
             weights(grads)?;
         }

@@ -6,7 +6,7 @@
 //! - **Backward** with `g = dy*weight`, `xhat = x*rstd`: `dx = rstd*(g - xhat*mean(g*xhat))`,
 //!   `dweight = sum(dy*xhat)` over rows.
 //! - **Saves** `x` and `weight` (shared), `rstd [..]`.
-//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum`; on a GPU the types of `x`, `weight` and `y` may differ.
+//! - **Kernels** `rms_norm_fwd`, `rms_norm_bwd`, `column_sum` or `column_sum_many`; on a GPU the types of `x`, `weight` and `y` may differ.
 //! - **Errors** `ShapeError` if `weight` is not `[C]` or `C` is 0.
 //! - **Source** arXiv:1910.07467; `LlamaRMSNorm` of transformers.
 
@@ -171,7 +171,12 @@ pub(super) fn differentiate(
     let (rows, c) = (dy.shape().rows(), dy.shape().last());
     let want_weight = grads.wanted(1);
     let blocks = rows.div_ceil(rows_per_block(c)).min(MAX_BLOCKS);
-    let partial = cuda::output(gpu, &[if want_weight { blocks } else { 0 }, c].into(), DType::F32)?;
+    let waiting = if want_weight && blocks > 0 { grads.partial_sums(gpu, 1, blocks, c)? } else { None };
+    let summed_here = want_weight && waiting.is_none();
+    let partial = match &waiting {
+        Some(place) => place.clone(),
+        None => cuda::output(gpu, &[if summed_here { blocks } else { 0 } * c].into(), DType::F32)?,
+    };
     let run = |dx: Option<&Tensor>, beta: Beta| -> Result<()> {
         if dy.numel() == 0 {
             return Ok(());
@@ -205,14 +210,10 @@ pub(super) fn differentiate(
     } else {
         run(None, Beta::Overwrite)?;
     }
-    let weights = |grads: &mut GradSinks<'_>| {
-        grads.write_cuda(gpu, 1, |dw, beta| cuda::column_sums(gpu, &partial, blocks, c, dw, beta))
-    };
-    if rows <= cuda::BESIDE_ROWS && grads.goes_to_store(1) {
-        gpu.beside(partial.clone(), || weights(grads))
-    } else {
-        weights(grads)
+    if summed_here {
+        return grads.write_cuda(gpu, 1, |dw, beta| cuda::column_sums(gpu, &partial, blocks, c, dw, beta));
     }
+    grads.partial_sums_are_there()
 }
 
 const RMS_NORM_FWD: Kernel = kernel!("rms_norm_fwd");

@@ -21,6 +21,9 @@ const ROWS: usize = 64;
 /// Bytes that what the blocks in flight read may take, so that it stays in the level-two cache (50 MB or more).
 const CACHED_BYTES: usize = 32 << 20;
 
+/// Blocks to a multiprocessor up to which the query heads of a group are shared among blocks.
+const MOST_SPLIT_LOAD: f64 = 1.5;
+
 /// Sizes of a block.
 #[derive(Clone, Copy)]
 struct Block {
@@ -31,7 +34,7 @@ struct Block {
     stages: usize,
     /// Registers of a copying and of a computing thread.
     registers: [usize; 2],
-    /// Workers that share 64 keys, of which each takes every so manieth step (gradients of keys and values).
+    /// Workers that share 64 queries or 64 keys, of which each takes every so manieth step (backward).
     team: usize,
 }
 
@@ -60,6 +63,7 @@ fn forward_block(head_dim: usize, load: f64) -> Block {
 /// Gradient of queries.
 fn backward_q_block(head_dim: usize, load: f64) -> Block {
     match head_dim {
+        64 if load <= 1.0 => Block { workers: 2, step: 64, stages: 4, registers: [24, 240], team: 2 },
         _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
         64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160], team: 1 },
         _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240], team: 1 },
@@ -88,10 +92,11 @@ impl Block {
         128 * (self.workers as u32 + 1)
     }
 
-    /// Shared memory of forward, which holds `kinds` 1 tile of 64 queries twice for each worker, or of the gradient of
+    /// Shared memory of forward, which holds `kinds` 1 tile of 64 queries twice for each unit, or of the gradient of
     /// queries, which holds two kinds.
     fn query_bytes(&self, head_dim: usize, kinds: usize) -> usize {
-        1024 + head_dim * (2 * kinds * self.workers * 128 + 4 * self.stages * self.step)
+        let sums = (self.team - 1) * self.units() * 256 * head_dim;
+        1024 + head_dim * (2 * kinds * self.units() * 128 + 4 * self.stages * self.step) + sums
     }
 
     fn key_bytes(&self, head_dim: usize) -> usize {
@@ -99,7 +104,15 @@ impl Block {
         1024 + 256 * head_dim * places(head_dim) * self.units() + self.stages * (256 * head_dim + 1024) + sums
     }
 
-    /// Pieces of 64 keys.
+    /// Blocks that share the query heads of a group, for so many blocks to a multiprocessor without: more would not
+    /// find room at once, and would do what is the same for each again and again.
+    fn split(&self, group: usize, load: f64) -> usize {
+        // Clusters of up to 8 blocks run on every card that has them.
+        let fits = |n: &usize| group.is_multiple_of(*n) && load * *n as f64 <= MOST_SPLIT_LOAD;
+        if self.team == 1 || load > 1.0 { 1 } else { (1..=8).rev().find(fits).unwrap_or(1) }
+    }
+
+    /// Pieces of 64 queries or keys.
     fn units(&self) -> usize {
         self.workers / self.team
     }
@@ -267,8 +280,10 @@ pub fn backward(
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
     let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
-    let q_grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
-    let launch = p.persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim, 2), strides);
+    let q_grid = grid(info, p.query_pieces(block.units()), p.pairs(), 4 * p.keys * p.head_dim);
+    let launch = p
+        .persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim, 2), strides)
+        .define("TEAM", block.team);
     let launch = p
         .inputs_as_tiles(launch, [q, k, v])?
         .arg(dy_tiles)
@@ -283,11 +298,17 @@ pub fn backward(
 
     let block = backward_kv_block(p.head_dim, p.load(info, p.key_pieces(2)), with_ranges);
     let read_each = 4 * p.queries * p.head_dim * p.group();
-    let kv_grid = grid(info, p.key_pieces(block.units()), p.pairs(), read_each);
+    let mut kv_grid = grid(info, p.key_pieces(block.units()), p.pairs(), read_each);
+    let split = block.split(p.group(), p.load(info, p.key_pieces(block.units())));
+    if split > 1 {
+        // One round of clusters; fewer items than multiprocessors, so that the grid has a block for each.
+        kv_grid.blocks *= split as u32;
+    }
     let launch = p
         .persistent(&BWD_KV, &block, &kv_grid, block.key_bytes(p.head_dim), strides)
         .define("PLACES", places(p.head_dim))
-        .define("TEAM", block.team);
+        .define("TEAM", block.team)
+        .define("SPLIT", split);
     let launch = p
         .inputs_as_tiles(launch, [q, k, v])?
         .arg(dy_tiles)
@@ -331,6 +352,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn few_blocks_share_the_heads_of_a_group() {
+        let split = |group, load| backward_kv_block(64, load, false).split(group, load);
+        assert_eq!([split(3, 0.24), split(3, 0.49), split(3, 0.97), split(3, 2.0)], [3, 3, 1, 1]);
+        assert_eq!([split(1, 0.1), split(2, 0.7), split(4, 0.5), split(12, 0.1), split(11, 0.1)], [1, 2, 2, 6, 1]);
+        assert_eq!(backward_kv_block(128, 0.1, false).split(3, 0.1), 1, "no team whose sums could be added");
     }
 
     #[test]
