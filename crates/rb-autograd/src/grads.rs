@@ -158,62 +158,82 @@ impl GradStore {
 
     /// Begins a backward pass, maybe within another.
     pub(crate) fn begin_pass(&mut self) {
-        if self.passes == 0 {
-            // Of a pass that failed.
-            self.later = None;
-        }
         self.passes += 1;
     }
 
-    /// Ends it; after the outermost one every gradient is enqueued.
-    pub(crate) fn end_pass(&mut self) -> Result<()> {
+    /// Ends it; after the outermost one every gradient is enqueued. One that failed leaves nothing that waits.
+    pub(crate) fn end_pass(&mut self, done: bool) -> Result<()> {
         self.passes -= 1;
+        if !done {
+            self.later = None;
+        }
         if self.passes == 0 { self.sum_waiting() } else { Ok(()) }
     }
 
     /// Says that a parameter gets nothing more in this pass.
     pub(crate) fn finish(&mut self, id: ParamId) -> Result<()> {
-        let (last_pass, later) = (self.last_pass, &self.later);
-        match &mut self.norm {
-            Some(norm) if last_pass => {
-                let waits = |entry| later.as_ref().is_some_and(|later| later.holds(entry));
-                norm.finish(id.0 as usize, |entry| !waits(entry), &self.arena)
-            }
-            _ => Ok(()),
+        if let Some(norm) = self.norm.as_mut().filter(|_| self.last_pass) {
+            norm.finish(id.0 as usize);
         }
+        self.sum_if_complete(id.0 as usize)
+    }
+
+    fn sum_if_complete(&mut self, entry: usize) -> Result<()> {
+        let Some(norm) = &mut self.norm else { return Ok(()) };
+        let later = &self.later;
+        let waits = |e| later.as_ref().is_some_and(|later| later.holds(e));
+        norm.sum_if_complete(entry, waits, &self.arena)
     }
 
     /// A place for `[rows, columns]` partial sums, flat, over whose rows the gradient of a parameter of `columns`
-    /// elements is summed in time; [`GradStore::sum_if_full`] follows when they are enqueued.
-    pub(crate) fn waiting_place(&mut self, gpu: Gpu, id: ParamId, rows: usize, columns: usize) -> Result<Tensor> {
-        let index = id.0 as usize;
-        let (_, beta) = self.device_slot(id)?;
+    /// elements is summed beside the pass, in time. What writes them is enqueued before the operation ends.
+    pub(crate) fn partial_sums(
+        &mut self,
+        gpu: Gpu,
+        id: ParamId,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Tensor> {
+        let (_, beta) = self.place(id)?;
         if self.later.as_ref().is_some_and(|later| !later.takes(rows, columns)) {
             self.sum_waiting()?;
         }
-        let offset = self.layout.entries[index].offset;
+        let (index, layout) = (id.0 as usize, &self.layout);
         let later = match &mut self.later {
             Some(later) => later,
             none => {
-                let alike = |e: &&crate::ParamEntry| e.trainable && e.shape.dims() == [columns];
-                let alike = self.layout.entries.iter().filter(alike).count();
+                let alike =
+                    layout.entries.iter().filter(|e| e.trainable && e.shape.dims() == [columns]).count();
                 none.insert(Later::new(gpu, rows, columns, alike)?)
             }
         };
-        later.add(index, offset, beta)
+        later.add(index, layout.entries[index].offset, beta)
     }
 
-    /// Sums what waits if no more fits.
+    /// Enqueues the sums that wait if no more fit. Operations have ended that make what they sum.
     pub(crate) fn sum_if_full(&mut self) -> Result<()> {
         if self.later.as_ref().is_some_and(Later::is_full) { self.sum_waiting() } else { Ok(()) }
     }
 
-    fn sum_waiting(&mut self) -> Result<()> {
-        self.later.take().map_or(Ok(()), |later| later.sum(&self.arena))
+    /// Enqueues the sums that wait.
+    pub(crate) fn sum_waiting(&mut self) -> Result<()> {
+        let Some(later) = self.later.take() else { return Ok(()) };
+        let arena = self.arena.view(0, [self.layout.numel])?;
+        later.sum(&arena, |entry| self.sum_if_complete(entry))
     }
 
     /// As [`GradStore::slot`] on a GPU: a view that kernels write through.
     pub(crate) fn device_slot(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
+        let (view, beta) = self.place(id)?;
+        if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {
+            // What was written beside is added to.
+            gpu.join()?;
+        }
+        Ok((view, beta))
+    }
+
+    /// The same for work beside, which comes after all that was enqueued there.
+    fn place(&mut self, id: ParamId) -> Result<(Tensor, Beta)> {
         let index = id.0 as usize;
         if self.later.as_ref().is_some_and(|later| later.holds(index)) {
             self.sum_waiting()?;
@@ -223,10 +243,6 @@ impl GradStore {
         }
         let entry = &self.layout.entries[index];
         let beta = self.beta(index);
-        if let (Beta::Accumulate, Device::Cuda(gpu)) = (beta, self.device()) {
-            // What was written beside is added to.
-            gpu.join()?;
-        }
         let view = self.arena.view(entry.offset, &entry.shape)?;
         self.fresh[index] = true;
         Ok((view, beta))

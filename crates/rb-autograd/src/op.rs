@@ -286,8 +286,9 @@ impl BackwardState<'_> {
         params: &mut GradStore,
     ) -> Result<LeafGrads> {
         params.begin_pass();
-        let done = BackwardState::walk(nodes, leaves, root, dy, (weights, check_finite), params)?;
-        params.end_pass()?;
+        let done = BackwardState::walk(nodes, leaves, root, dy, (weights, check_finite), params);
+        params.end_pass(done.is_ok())?;
+        let done = done?;
         if let Device::Cuda(gpu) = params.device() {
             gpu.join()?;
         }
@@ -329,6 +330,12 @@ impl BackwardState<'_> {
             if let Some(input) = (0..node.sources.len()).find(|&i| sinks.wanted(i) && !sinks.written[i]) {
                 return Err(AutogradError::BackwardIncomplete { op, input });
             }
+            if param.is_some()
+                && let Device::Cuda(gpu) = state.params.device()
+            {
+                state.params.sum_waiting()?;
+                gpu.join()?;
+            }
             if let Some(name) = param
                 && let Some(grad) = state.params.part(&name)?
                 && grad.first_non_finite()?.is_some()
@@ -337,8 +344,10 @@ impl BackwardState<'_> {
             }
             // After the last operation there is nothing left beside which something could be done.
             if !nodes.is_empty() {
-                let mut finished = node.sources.iter().filter_map(Source::param).filter(|id| uses[id.0 as usize] == 0);
+                let mut finished =
+                    node.sources.iter().filter_map(Source::param).filter(|id| uses[id.0 as usize] == 0);
                 finished.try_for_each(|id| state.params.finish(id))?;
+                state.params.sum_if_full()?;
             }
         }
         Ok(LeafGrads { grads: state.leaves, written: state.written })
@@ -403,16 +412,17 @@ impl GradSinks<'_> {
     }
 
     /// If the gradient of input `i` goes to the store: a place for partial sums of it, `[rows, columns]` flat f32, over
-    /// whose rows the store sums in time. [`GradSinks::partial_sums_are_there`] follows when they are enqueued.
-    pub(crate) fn partial_sums(&mut self, gpu: Gpu, i: usize, rows: usize, columns: usize) -> Result<Option<Tensor>> {
+    /// whose rows the store sums in time; what writes them is enqueued before the operation ends.
+    pub(crate) fn partial_sums(
+        &mut self,
+        gpu: Gpu,
+        i: usize,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Option<Tensor>> {
         let Some(Source::Param(id)) = self.sources.get(i).copied() else { return Ok(None) };
         self.written[i] = true;
-        self.state.params().waiting_place(gpu, id, rows, columns).map(Some)
-    }
-
-    /// See [`GradSinks::partial_sums`].
-    pub(crate) fn partial_sums_are_there(&mut self) -> Result<()> {
-        self.state.params().sum_if_full()
+        self.state.params().partial_sums(gpu, id, rows, columns).map(Some)
     }
 
     /// Where the gradient of input `i` goes.

@@ -354,6 +354,22 @@ mod tests {
         assert_eq!(run.stepper.take_refusal(), None);
     }
 
+    /// What a plan measures of one step holds for all.
+    #[test]
+    fn later_steps_take_no_more_memory_than_the_first() {
+        for micro_batches in [1, 2] {
+            let gpu = dry();
+            let mut run = Run::new(Device::Cuda(gpu), true);
+            let peaks: Vec<usize> = (0..4)
+                .map(|_| {
+                    drop(run.step(&vec![batch(2, 8); micro_batches], false).unwrap());
+                    gpu.memory().peak
+                })
+                .collect();
+            assert_eq!(peaks, [peaks[0]; 4]);
+        }
+    }
+
     #[test]
     fn evaluation_between_steps_uses_the_same_memory() {
         let gpu = dry();

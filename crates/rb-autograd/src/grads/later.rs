@@ -4,7 +4,7 @@
 //! the kernel takes longer; so they wait in one buffer until all parameters of their size have theirs.
 
 use rb_cuda::{Arg, Gpu, Kernel, Launch, kernel};
-use rb_tensor::{Arena, DType, Tensor};
+use rb_tensor::{DType, Tensor};
 
 use crate::params::ALIGN;
 use crate::{Beta, Result, cuda};
@@ -65,10 +65,9 @@ impl Later {
         Ok(place)
     }
 
-    /// Sums all beside.
-    pub(super) fn sum(self, arena: &Arena) -> Result<()> {
+    /// Sums all beside into the flat gradients `y`, then enqueues `next` for the entry of each.
+    pub(super) fn sum(self, y: &Tensor, mut next: impl FnMut(usize) -> Result<()>) -> Result<()> {
         let Later { gpu, slab, rows, columns, jobs, .. } = self;
-        let y = arena.view(0, [arena.numel()])?;
         let (mut places, mut betas) = ([[0u64; 16]; MOST_JOBS / 16], 0u64);
         for (i, job) in jobs.iter().enumerate() {
             debug_assert_eq!(job.offset % ALIGN, 0, "entries are aligned");
@@ -88,6 +87,56 @@ impl Later {
             .arg(Arg::I64(rows as i64))
             .arg(Arg::I64(columns as i64))
             .moves(4 * jobs.len() * rows * columns);
-        gpu.beside(slab.size_bytes(), slab.clone(), || cuda::launch_on(gpu, launch))
+        gpu.beside(slab.size_bytes(), slab.clone(), || {
+            cuda::launch_on(gpu, launch)?;
+            jobs.iter().try_for_each(|job| next(job.entry))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::{linear, rms_norm};
+    use crate::{GradStore, Init, ParamBuilder, ParamStore, Tape};
+    use rb_cuda::{Gpu, GpuOptions};
+    use rb_tensor::{DType, Device, Tensor};
+
+    /// What a backward pass through norms and linear maps by these parameters launches.
+    fn launches(params: &ParamStore, grads: &mut GradStore, gpu: Gpu, names: &[&str]) -> [u64; 3] {
+        let count = || {
+            let all = gpu.launches();
+            ["column_sum_many", "column_sum", "matmul"].map(|name| all.get(name).copied().unwrap_or(0))
+        };
+        let tape = Tape::new(params);
+        let mut h = tape.leaf(Tensor::zeros([6, 8], DType::F32, Device::Cuda(gpu)).unwrap());
+        for name in names {
+            let weight = tape.param(params.id(name).unwrap()).unwrap();
+            let is_norm = weight.shape().rank() == 1;
+            h = if is_norm { rms_norm(&h, &weight, 1e-6) } else { linear(&h, &weight, None) }.unwrap();
+        }
+        let dy = Tensor::zeros([6, 8], DType::F32, Device::Cuda(gpu)).unwrap();
+        let before = count();
+        tape.backward_from(&h, dy, grads).unwrap();
+        let after = count();
+        std::array::from_fn(|i| after[i] - before[i])
+    }
+
+    #[test]
+    fn gradients_that_wait_are_made_once_and_in_time() {
+        let gpu = Gpu::dry((9, 0), &GpuOptions::default());
+        let mut b = ParamBuilder::default();
+        for name in ["a", "b", "c"] {
+            b.param(name, [8], Init::Ones).unwrap();
+            b.param(format!("{name}w"), [8, 8], Init::Zeros).unwrap();
+        }
+        let params = b.build_zeros(DType::F32, Device::Cuda(gpu)).unwrap();
+        let mut grads = GradStore::new(&params).unwrap();
+        let mut launches = |names: &[&str]| launches(&params, &mut grads, gpu, names);
+        assert_eq!(launches(&["a", "aw", "b", "bw", "c", "cw"]), [1, 0, 6]);
+        assert_eq!(launches(&["a", "b"]), [1, 0, 0], "fewer than there are, added to those before");
+        // The first sum must be there before the second adds to it.
+        assert_eq!(launches(&["a", "b", "a"]), [2, 0, 0]);
+        assert_eq!(launches(&["aw", "aw", "aw", "aw", "aw"]), [0, 0, 10]);
+        grads.require_complete().unwrap();
     }
 }

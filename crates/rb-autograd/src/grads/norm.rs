@@ -64,13 +64,22 @@ impl Norm {
         self.segments[self.segment_of[entry]].summed = false;
     }
 
-    /// Says that an entry gets nothing more in this step; `ready` tells whether the gradient of an entry that may get
-    /// one is enqueued. Sums the entry's segment beside if it is complete.
-    pub(super) fn finish(&mut self, entry: usize, ready: impl Fn(usize) -> bool, arena: &Arena) -> Result<()> {
+    /// Says that an entry gets nothing more in this step.
+    pub(super) fn finish(&mut self, entry: usize) {
         self.finished[entry] = true;
+    }
+
+    /// Sums the segment of an entry beside if all of it is finished and none of it `waits` to be enqueued.
+    pub(super) fn sum_if_complete(
+        &mut self,
+        entry: usize,
+        waits: impl Fn(usize) -> bool,
+        arena: &Arena,
+    ) -> Result<()> {
         let at = self.segment_of[entry];
         let mut others = self.segment_of.iter().enumerate().filter(|(_, s)| **s == at);
-        if self.segments[at].summed || !others.all(|(e, _)| !self.trained[e] || self.finished[e] && ready(e)) {
+        if self.segments[at].summed || !others.all(|(e, _)| !self.trained[e] || self.finished[e] && !waits(e))
+        {
             return Ok(());
         }
         self.gpu.beside(0, (), || self.sum(&self.segments[at], arena))?;
@@ -127,7 +136,7 @@ mod tests {
     fn store(device: Device) -> ParamStore {
         let mut b = ParamBuilder::default();
         b.param("norm", [3], Init::Ones).unwrap();
-        for (name, rows) in [("table", 5000), ("a", 10), ("b", 4000), ("c", 700)] {
+        for (name, rows) in [("table", 5000), ("a", 10), ("b", 4200), ("c", 700)] {
             b.param(name, [rows, 1024], Init::Zeros).unwrap();
         }
         b.build_zeros(DType::F32, device).unwrap()
