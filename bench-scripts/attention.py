@@ -30,7 +30,7 @@ FLUSH_BYTES = 512 << 20
 
 def ours(a, head_dim, tokens):
     command = [
-        a.ours, "attention", "--head-dim", head_dim, "--seq-len", tokens, "--batch", ",".join(map(str, a.batch)),
+        a.ours.resolve(), "attention", "--head-dim", head_dim, "--seq-len", tokens, "--batch", ",".join(map(str, a.batch)),
         "--n-heads", a.heads, "--n-kv-heads", a.kv_heads, "--max-tokens", a.max_tokens, "--repeats", a.repeats, "--json",
     ]
     command += ["--full"] if a.full else []

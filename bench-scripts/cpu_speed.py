@@ -188,7 +188,7 @@ def compare(a):
     environment = os.environ | {"OMP_NUM_THREADS": str(a.threads), "RAYON_NUM_THREADS": str(a.threads)}
     commands = {
         "PyTorch": [sys.executable, __file__, *shape, "--lr", str(a.lr), "--seed", str(a.seed), "--optimizer", a.optimizer],
-        "RustingBrain": [str(a.ours), *shape, *a.ours_arg, "--json"],
+        "RustingBrain": [str(a.ours.resolve()), *shape, *a.ours_arg, "--json"],
     }
     results = {who: [] for who in commands}
     for repeat in range(a.repeats):

@@ -59,7 +59,7 @@ rm -rf "$work/prepared"
 "${rb[@]}" data check "$work/prepared" --seq-len 128
 
 step "what the run will take"
-"${rb[@]}" plan "$config" --set "data.paths=[\"$(realpath "$work/prepared")\"]" --hours 1 || true
+"${rb[@]}" plan "$config" --set "data.paths=[\"$(realpath "$work/prepared")\"]" --hours 1
 
 step "train"
 rm -rf "$work/run"

@@ -350,8 +350,14 @@ impl Plan {
             writeln!(text, "parameters            {}", crate::observe::grouped(self.num_parameters as u64));
         let _ = writeln!(text, "recomputation         {}", name(self.recompute));
         let _ = writeln!(text, "peak of a step        {}", mib(self.memory.peak));
-        for (holder, bytes) in &self.memory.peak_holders {
+        let (shown, small): (Vec<_>, Vec<_>) =
+            self.memory.peak_holders.iter().partition(|(_, bytes)| *bytes >= LEAST_SHOWN_BYTES);
+        for (holder, bytes) in shown {
             let _ = writeln!(text, "  {holder:<20}{}", mib(*bytes));
+        }
+        if !small.is_empty() {
+            let bytes = small.iter().map(|(_, bytes)| bytes).sum();
+            let _ = writeln!(text, "  {:<20}{}", format!("{} small ones", small.len()), mib(bytes));
         }
         let _ = writeln!(text, "taken from the driver {}", mib(self.reserved_bytes));
         let _ = writeln!(text, "kernels to compile    {}", self.units.len());
@@ -366,6 +372,9 @@ impl Plan {
 fn plain_attention_notice(reason: &str) -> String {
     format!("attention runs without tensor cores, many times slower: {reason}")
 }
+
+/// Holders of less are one row of the table.
+const LEAST_SHOWN_BYTES: usize = 100 << 10;
 
 fn mib(bytes: usize) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)

@@ -91,22 +91,32 @@ pub fn verify_device(
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
-        if extent == Extent::Cover {
-            push(&mut report, one(first_steps(gpu, precision)?));
-            continue;
+        let checks: &[(&str, &dyn Fn() -> Result<Report>)] = &[
+            ("gradients and optimizer", &|| small_model_checks(gpu, precision, seed)),
+            ("repeats", &|| repeats(gpu, precision).map(one)),
+            ("resumes", &|| resumes(gpu, precision).map(one)),
+            ("recomputes", &|| recomputes(gpu, precision).map(one)),
+            ("captured steps", &|| captured::captured(gpu, precision).map(one)),
+        ];
+        let checks = match extent {
+            Extent::Cover => &[("first steps", &(|| first_steps(gpu, precision).map(one)) as &dyn Fn() -> _)],
+            _ => checks,
+        };
+        for (name, check) in checks {
+            push(&mut report, tried(&format!("device: {}: {name}", name_of(precision)), check()));
         }
-        push(&mut report, small_model_checks(gpu, precision, seed)?);
-        push(&mut report, one(repeats(gpu, precision)?));
-        push(&mut report, one(resumes(gpu, precision)?));
-        push(&mut report, one(recomputes(gpu, precision)?));
-        push(&mut report, one(captured::captured(gpu, precision)?));
     }
     if full {
-        push(&mut report, one(same_training(gpu)?));
-        push(&mut report, one(precision_training(gpu)?));
+        push(&mut report, tried("device: training", same_training(gpu).map(one)));
+        push(&mut report, tried("device: training in bf16", precision_training(gpu).map(one)));
     }
     push(&mut report, one(kernels_ran(gpu, &expected)));
     Ok(report)
+}
+
+/// A check that ended in an error has failed, and what was found before it stays in the report.
+fn tried(name: &str, report: Result<Report>) -> Report {
+    report.unwrap_or_else(|error| one(Check::new(name, false, format!("could not go on: {error}"))))
 }
 
 /// Gradients against f64 on the host, and the optimizer against its formula.

@@ -48,6 +48,10 @@ pub fn optimizer_follows_formula(
             });
         }
         let norm = gradients.iter().flatten().flatten().map(|g| g * g).sum::<f64>().sqrt();
+        if !norm.is_finite() {
+            let detail = format!("the norm of the gradients is {norm} at step {step}");
+            return Ok(vec![Check::new("optimizer follows its formula", false, detail)]);
+        }
         let limit = norm / 2.0;
         let scale = (limit / (norm + 1e-6)).min(1.0);
         let told = adam.clipped_step(params, &mut grads, LR, limit, &placed(loss, params)?)?;

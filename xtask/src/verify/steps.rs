@@ -62,7 +62,7 @@ const ARBITER_REPORT: &str = "target/verify/arbiter.json";
 const SMOKE_RUN: &str = "target/verify/quickstart-run";
 
 /// Changes of backward code that are tried: with the build, what two cores do in a minute and a half.
-const NUM_MUTANTS: &str = "120";
+const NUM_MUTANTS: &str = "90";
 /// Which of them: the same in every run, so that a check of one commit has one result.
 const MUTANTS_SEED: &str = "1796049767";
 
