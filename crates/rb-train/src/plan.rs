@@ -351,9 +351,9 @@ impl Plan {
         let _ = writeln!(text, "recomputation         {}", name(self.recompute));
         let _ = writeln!(text, "peak of a step        {}", mib(self.memory.peak));
         let (shown, small): (Vec<_>, Vec<_>) =
-            self.memory.peak_holders.iter().partition(|(_, bytes)| *bytes >= LEAST_SHOWN_BYTES);
+            self.memory.peak_holders.iter().copied().partition(|(_, bytes)| *bytes >= LEAST_SHOWN_BYTES);
         for (holder, bytes) in shown {
-            let _ = writeln!(text, "  {holder:<20}{}", mib(*bytes));
+            let _ = writeln!(text, "  {holder:<20}{}", mib(bytes));
         }
         if !small.is_empty() {
             let bytes = small.iter().map(|(_, bytes)| bytes).sum();
