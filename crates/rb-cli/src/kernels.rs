@@ -25,6 +25,12 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<(), Failure> {
     });
     print!("{report}");
     let problems = report.problems(MAY_SPILL);
+    if report.num_waiting() > 0 {
+        println!(
+            "{} compilations whose products wait for each other: right, and slower",
+            report.num_waiting()
+        );
+    }
     println!("{} compilations, {} problems", report.len(), problems.len());
     if problems.is_empty() {
         return Ok(());

@@ -20,6 +20,9 @@ pub struct Resources {
     pub spill_bytes: usize,
     /// Warnings of the compiler.
     pub warnings: usize,
+    /// Whether each `wgmma` product waits for the one before, which costs a fifth of such a kernel's speed and changes
+    /// no result: the assembler found too few registers, or could not prove that they are free.
+    pub products_wait: bool,
 }
 
 impl Resources {
@@ -37,6 +40,8 @@ impl Resources {
                 found.stack_bytes += number_before(line, " bytes stack frame").unwrap_or(0);
                 found.spill_bytes += number_before(line, " bytes spill stores").unwrap_or(0);
                 found.spill_bytes += number_before(line, " bytes spill loads").unwrap_or(0);
+            } else if line.contains("wgmma") && line.contains("serialized") {
+                found.products_wait = true;
             } else if line.contains("warning") {
                 found.warnings += 1;
             }
@@ -99,6 +104,11 @@ impl KernelReport {
         self.rows.is_empty()
     }
 
+    /// Compilations whose `wgmma` products wait for each other.
+    pub fn num_waiting(&self) -> usize {
+        self.rows.values().flatten().flatten().flatten().filter(|found| found.products_wait).count()
+    }
+
     /// Why the kernels are not good: errors, and spills of kernels that are not in `may_spill`.
     pub fn problems(&self, may_spill: &[&str]) -> Vec<String> {
         let mut problems = Vec::new();
@@ -156,6 +166,9 @@ impl fmt::Display for KernelReport {
                 most(&|r| r.spill_bytes),
                 constants(unit)
             )?;
+            if good().any(|r| r.products_wait) {
+                write!(f, "  (products wait)")?;
+            }
             match most(&|r| r.warnings) {
                 0 => writeln!(f)?,
                 count => writeln!(f, "  ({count} warnings)")?,
@@ -181,9 +194,19 @@ mod tests {
             ptxas         .     2912 bytes stack frame, 2648 bytes spill stores, 3264 bytes spill loads\n\
             ptxas info    : Used 32 registers, used 1 barriers, 2912 bytes cumulative stack size, 400 bytes smem, \
             364 bytes cmem[0]\nk.cu(1): warning #177-D: unused\n";
-        let expected =
-            Resources { registers: 32, shared_bytes: 400, stack_bytes: 2912, spill_bytes: 5912, warnings: 1 };
+        let expected = Resources {
+            registers: 32,
+            shared_bytes: 400,
+            stack_bytes: 2912,
+            spill_bytes: 5912,
+            warnings: 1,
+            products_wait: false,
+        };
         assert_eq!(Resources::parse(log), Some(expected));
+        let waiting = "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are \
+            serialized due to insufficient register resources for the wgmma pipeline in the function 'k'\n";
+        let seen = Resources::parse(&format!("{waiting}{log}")).unwrap();
+        assert_eq!(seen, Resources { products_wait: true, ..expected });
         assert_eq!(Resources::parse("k.cu(1): warning"), None);
         assert_eq!((capability("sm_90a"), capability("sm_120")), ((9, 0), (12, 0)));
     }
