@@ -71,7 +71,8 @@ fn entry_points(text: &str) -> Vec<(&str, usize)> {
     for at in (0..tokens.len()).filter(|&at| tokens[at].is("__global__")) {
         let mut pairs = tokens[at..].windows(2);
         let named = |pair: &&[crate::lexer::Token]| {
-            pair[0].kind == Kind::Ident && pair[1].is("(") && pair[0].text != "__launch_bounds__"
+            let attributes = ["__launch_bounds__", "__cluster_dims__"];
+            pair[0].kind == Kind::Ident && pair[1].is("(") && !attributes.contains(&pair[0].text)
         };
         names.extend(pairs.find(named).map(|pair| (pair[0].text, pair[0].line)));
     }
@@ -93,7 +94,7 @@ mod tests {
     const GOOD: &str = "// add_fwd -- adds.\n// Computes     y = a + b\n// Inputs       a\n// Outputs      y\n\
         // Requires     nothing\n// Launch       grid\n// Traffic      bytes\n// Accumulates  f32\n\
         // Determinism  bitwise\n// Source       none\n#include \"prelude.cuh\"\n\
-        extern \"C\" __global__ void __launch_bounds__(256) add_fwd(const Elem* a, Elem* y) { f(a); }\n";
+        extern \"C\" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(256) add_fwd(const Elem* a, Elem* y) { f(a); }\n";
     const OP: (&str, &str) =
         ("crates/rb-autograd/src/ops/add.rs", "const FWD: Kernel = kernel!(\"add_fwd\");");
 
