@@ -61,8 +61,8 @@ const ARBITER_REPORT: &str = "target/verify/arbiter.json";
 /// Run directory of the smoke test, from the repository root.
 const SMOKE_RUN: &str = "target/verify/quickstart-run";
 
-/// Changes of backward code that are tried: with the build, what two cores do in a minute and a half.
-const NUM_MUTANTS: &str = "90";
+/// Changes of backward code that are tried: with the build, what two cores do in two minutes.
+const NUM_MUTANTS: &str = "120";
 /// Which of them: the same in every run, so that a check of one commit has one result.
 const MUTANTS_SEED: &str = "1796049767";
 
