@@ -94,16 +94,16 @@ pub fn verify_device(
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
-        let checks: &[(&str, &dyn Fn() -> Result<Report>)] = &[
-            ("gradients and optimizer", &|| small_model_checks(gpu, precision, seed)),
-            ("repeats", &|| repeats(gpu, precision).map(one)),
-            ("resumes", &|| resumes(gpu, precision).map(one)),
-            ("recomputes", &|| recomputes(gpu, precision).map(one)),
-            ("captured steps", &|| captured::captured(gpu, precision).map(one)),
-        ];
-        let checks = match extent {
-            Extent::Cover => &[("first steps", &(|| first_steps(gpu, precision).map(one)) as &dyn Fn() -> _)],
-            _ => checks,
+        let checks: &[(&str, &dyn Fn() -> Result<Report>)] = if extent == Extent::Cover {
+            &[("first steps", &|| first_steps(gpu, precision).map(one))]
+        } else {
+            &[
+                ("gradients and optimizer", &|| small_model_checks(gpu, precision, seed)),
+                ("repeats", &|| repeats(gpu, precision).map(one)),
+                ("resumes", &|| resumes(gpu, precision).map(one)),
+                ("recomputes", &|| recomputes(gpu, precision).map(one)),
+                ("captured steps", &|| captured::captured(gpu, precision).map(one)),
+            ]
         };
         for (name, check) in checks {
             push(&mut report, tried(&format!("device: {}: {name}", name_of(precision)), check()));
