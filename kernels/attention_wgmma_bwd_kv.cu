@@ -9,7 +9,8 @@
 // Launch       grid (at most ceil(keys/(64*UNITS))*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM, block 128*(WORKERS+1);
 //              with SPLIT above 1 exactly SPLIT times so many blocks, in clusters of SPLIT, which divides the query heads
 //              of a key head;
-//              dynamic shared 1024 + 2*PLACES*UNITS*128*D + STAGES*(2*128*D + 1024) + (TEAM-1)*UNITS*512*D bytes
+//              dynamic shared 1024 + 2*PLACES*UNITS*128*D + STAGES*(2*128*D + 1024) + (TEAM-1)*UNITS*32768 bytes;
+//              PLACES 1 with heads of 128
 // Traffic      read k and v once, q and dy for each block's keys less what meets none of them; write dk and dv
 // Accumulates  f32; the sums of a team are added in the order of its workers, then those of a cluster from its
 //              own on by rank
@@ -23,6 +24,7 @@
 // Query heads of a block.
 #define PER_BLOCK (GROUP / SPLIT)
 static_assert(SPLIT == 1 || (TEAM == 2 && GROUP % SPLIT == 0), "blocks that share an item hand over a team's sums");
+static_assert(D == 64 || PLACES == 1, "sums of values take the place of keys and values");
 static_assert(TEAM == 1 || (TEAM == 2 && WORKERS == 2 && STAGES % 2 == 0), "a block is one team");
 
 // What queries 64*tile.. see, as bwd_q found it or by rule.
@@ -85,9 +87,10 @@ __cluster_dims__(SPLIT, 1, 1)
     const u32 k_tiles = (shared_address(shared) + 1023) / 1024 * 1024;
     const u32 v_tiles = k_tiles + PLACES * UNITS * UNIT_BYTES, q_tiles = v_tiles + PLACES * UNITS * UNIT_BYTES;
     const u32 dy_tiles = q_tiles + STAGES * UNIT_BYTES, row_tiles = dy_tiles + STAGES * UNIT_BYTES;
-#if TEAM == 2
-    const u32 team_sums = row_tiles + STAGES * 2 * ROW_BYTES;
-#endif
+    // Where workers and blocks hand over their sums: of heads of 128 those of values in the place of keys and values,
+    // which no one reads by then.
+    const u32 team_sums = row_tiles + STAGES * 2 * ROW_BYTES, key_sums = team_sums + threadIdx.x % 128 * 16;
+    const u32 value_sums = D == 128 ? k_tiles + threadIdx.x % 128 * 16 : key_sums + D / 8 * 2048;
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES, k_full = empty + 8 * STAGES,
               k_empty = k_full + 8 * PLACES;
     if (threadIdx.x == 0) {
@@ -196,6 +199,14 @@ __cluster_dims__(SPLIT, 1, 1)
                         wgmma<64>(s, columns<64>(k_tile, k), columns<64>(q_tile, k), k > 0);
                     }
                     products_commit();
+                    // The products of the step before end here, so that dp may take the registers of their operands.
+                    products_wait<1>();
+                    hold(dk_sum);
+                    hold(dv_sum);
+                    __syncwarp();
+                    if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
+                    held = stage + 1;
+                    products_begin();
 #pragma unroll
                     for (int k = 0; k < D / 16; k++) {
                         wgmma<64>(dp, columns<64>(v_tile, k), columns<64>(dy_tile, k), k > 0);
@@ -203,10 +214,6 @@ __cluster_dims__(SPLIT, 1, 1)
                     products_commit();
                     products_wait<1>();
                     hold(s);
-                    // The products of the step before are done, too.
-                    __syncwarp();
-                    if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
-                    held = stage + 1;
                     if (!whole) {
                         const int key = s0 + warp * 16 + lane / 4;
 #pragma unroll
@@ -275,53 +282,44 @@ __cluster_dims__(SPLIT, 1, 1)
             __syncwarp();
             if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
 #if TEAM == 2
-            // The second worker hands its sums to the first, which has read those of the item before by then.
-            constexpr int READY = 3, READ = 4;
-            const u32 own_sums = team_sums + threadIdx.x % 128 * 16;
-            if (worker == 1) {
-                if (round > 0) meet(READ, 256);
-                put_sums(own_sums, dk_sum);
-                put_sums(own_sums + D / 8 * 2048, dv_sum);
-                meet_later(READY, 256);
-                __syncwarp();
-                if (lane == 0) barrier_arrive(k_empty + 8 * place);
-                continue;
-            }
+            // Each worker hands over one kind of sums: the first ends with the gradients of keys, the second with those
+            // of values. Both have ended the item before when they meet.
+            constexpr int DONE = 3, READY = 4;
+            meet(DONE, 256);
+            if (worker == 0) put_sums(value_sums, dv_sum);
+            if (worker == 1) put_sums(key_sums, dk_sum);
             meet(READY, 256);
-            add_sums(dk_sum, own_sums);
-            add_sums(dv_sum, own_sums + D / 8 * 2048);
-            // No one waits for the last of these.
-            if (has_round(round + 1, items) && item_in(round + 1) < items) meet_later(READ, 256);
+            if (worker == 0) add_sums(dk_sum, key_sums);
+            if (worker == 1) add_sums(dv_sum, value_sums);
 #endif
 #if SPLIT > 1
-            // The first block of the cluster ends with the gradients of keys, the second with those of values; the
-            // other warps have ended or will, which counts as meeting.
-            if (rank != 0) put_sums(own_sums, dk_sum);
-            if (rank != 1) put_sums(own_sums + D / 8 * 2048, dv_sum);
+            // The first block of the cluster ends with the gradients of keys, the second with those of values; warps
+            // that have ended count as meeting.
+            if (worker == 0 && rank != 0) put_sums(key_sums, dk_sum);
+            if (worker == 1 && rank != 1) put_sums(value_sums, dv_sum);
             cluster_arrive();
             cluster_wait();
             for (int other = 0; other < SPLIT; other++) {
-                if (rank == 0 && other != 0) add_sums_of(dk_sum, own_sums, other);
-                if (rank == 1 && other != 1) add_sums_of(dv_sum, own_sums + D / 8 * 2048, other);
+                if (worker == 0 && rank == 0 && other != 0) add_sums_of(dk_sum, key_sums, other);
+                if (worker == 1 && rank == 1 && other != 1) add_sums_of(dv_sum, value_sums, other);
             }
+            // The sums stay until the others have read them.
             cluster_arrive();
+            cluster_wait();
 #endif
-            // No warp of this worker reads its keys and values any more.
+            // No warp of this worker reads its keys and values, or sums, any more.
             meet(1 + worker, 128);
             const i64 offset = (i64)work.b * keys * K_STRIDE + work.kv * D;
-            if (rank == 0) {
+            if ((TEAM == 1 || worker == 0) && rank == 0) {
 #if TURN
                 turn_back(dk_sum, angles + (i64)work.b * keys * D, s0 + warp * 16, keys);
 #endif
-                store_rows<64>(dk + offset, K_STRIDE, s0 + warp * 16, keys, k_tile, warp * 16, dk_sum, scale, scale);
+                store_rows<64>(dk + offset, K_STRIDE, s0 + warp * 16, keys, TEAM == 1 ? k_tile : team_sums, warp * 16,
+                               dk_sum, scale, scale);
             }
-            if (SPLIT == 1 || rank == 1) {
+            if ((TEAM == 1 || worker == 1) && (SPLIT == 1 || rank == 1)) {
                 store_rows<64>(dv + offset, K_STRIDE, s0 + warp * 16, keys, v_tile, warp * 16, dv_sum, 1.0f, 1.0f);
             }
-#if SPLIT > 1
-            // Shared memory stays until the others have read it.
-            cluster_wait();
-#endif
             async_fence();
             __syncwarp();
             if (lane == 0) barrier_arrive(k_empty + 8 * place);

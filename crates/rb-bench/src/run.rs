@@ -251,6 +251,7 @@ fn gpu_report(
         libraries: card.gpu.libraries().iter().map(|l| format!("{} {}", l.name, l.version)).collect(),
         residual: args.residual.name(),
         gradients: args.gradients.name(),
+        master_weights: args.master_weights.name(),
         peak_mib: mib(memory.peak),
         planned_peak_mib: mib(card.plan.memory.peak),
         reserved_mib: mib(memory.reserved),

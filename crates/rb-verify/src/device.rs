@@ -2,13 +2,14 @@
 //! and proof that the kernels that were meant to run did run.
 
 mod captured;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
 use rb_autograd::testing;
-use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
+use rb_autograd::{GradStore, MasterWeights, ParamBuilder, ParamStore, Precision, Tape};
 use rb_cuda::{Gpu, GpuOptions, Unit};
 use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
@@ -33,6 +34,7 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
+    let _ = split::split_weights(gpu, 0, 1);
     let mut units = gpu.units();
     units.extend(tile_units(capability).unwrap_or_default());
     units
@@ -91,21 +93,23 @@ pub fn verify_device(
             scoped.extend(name_of(precision), verify_variants_on(Device::Cuda(gpu), precision, seed)?);
             push(&mut report, scoped);
         }
-        let checks: &[(&str, &dyn Fn() -> Result<Report>)] = &[
-            ("gradients and optimizer", &|| small_model_checks(gpu, precision, seed)),
-            ("repeats", &|| repeats(gpu, precision).map(one)),
-            ("resumes", &|| resumes(gpu, precision).map(one)),
-            ("recomputes", &|| recomputes(gpu, precision).map(one)),
-            ("captured steps", &|| captured::captured(gpu, precision).map(one)),
-        ];
-        let checks = match extent {
-            Extent::Cover => &[("first steps", &(|| first_steps(gpu, precision).map(one)) as &dyn Fn() -> _)],
-            _ => checks,
+        let checks: &[(&str, &dyn Fn() -> Result<Report>)] = if extent == Extent::Cover {
+            &[("first steps", &|| first_steps(gpu, precision).map(one))]
+        } else {
+            &[
+                ("gradients and optimizer", &|| small_model_checks(gpu, precision, seed)),
+                ("repeats", &|| repeats(gpu, precision).map(one)),
+                ("resumes", &|| resumes(gpu, precision).map(one)),
+                ("recomputes", &|| recomputes(gpu, precision).map(one)),
+                ("captured steps", &|| captured::captured(gpu, precision).map(one)),
+            ]
         };
         for (name, check) in checks {
             push(&mut report, tried(&format!("device: {}: {name}", name_of(precision)), check()));
         }
     }
+    let steps = if extent == Extent::Cover { 1 } else { 6 };
+    push(&mut report, tried("device: split weights", split::split_weights(gpu, seed, steps).map(one)));
     if full {
         push(&mut report, tried("device: training", same_training(gpu).map(one)));
         push(&mut report, tried("device: training in bf16", precision_training(gpu).map(one)));
@@ -138,14 +142,15 @@ fn one(check: Check) -> Report {
 
 fn precisions() -> [Precision; 4] {
     let halves = Precision::MIXED.with_residual(DType::BF16).with_gradients(DType::BF16);
-    [Precision::Full, Precision::MIXED, Precision::MIXED.with_residual(DType::BF16), halves]
+    let split = Precision::MIXED.with_residual(DType::BF16).with_master(MasterWeights::Split);
+    [Precision::Full, Precision::MIXED, split, halves]
 }
 
 fn name_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Full => "fp32",
         Precision::Bf16 { gradients: DType::BF16, .. } => "bf16, bf16 residual and gradients",
-        Precision::Bf16 { residual: DType::BF16, .. } => "bf16, bf16 residual",
+        Precision::Bf16 { master: MasterWeights::Split, .. } => "bf16, bf16 residual, split weights",
         Precision::Bf16 { .. } => "bf16",
     }
 }

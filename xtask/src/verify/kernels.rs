@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::counts::{number_after, number_before};
 use super::steps::{Context, Outcome};
-use super::{State, process};
+use super::{State, programs};
 use crate::error::Error;
 
 /// The wheel, pinned: another compiler may give other registers and spills.
@@ -15,7 +15,7 @@ const FOLDER: &str = "target/nvrtc-13.5.37";
 /// Ways to call pip, tried in order.
 const PIPS: &[&[&str]] = &[&["python3", "-m", "pip"], &["pip3"], &["pip"]];
 
-pub const WORDS: &[&str] = &["run", "--release", "-p", "rb-cli", "--", "kernels", "--quick"];
+pub const WORDS: &[&str] = &["kernels", "--quick"];
 
 /// Fetches NVRTC if it is not there, compiles the kernels, and reads what was compiled.
 pub fn run(context: &Context, log_path: &Path) -> Result<Outcome, Error> {
@@ -28,10 +28,8 @@ pub fn run(context: &Context, log_path: &Path) -> Result<Outcome, Error> {
             return Ok(Outcome { state: State::NotRun, detail, passed: 0, failed: 0, log });
         }
     };
-    let mut command = Command::new("cargo");
-    command.args(WORDS).current_dir(context.root);
-    command.env("CARGO_TERM_COLOR", "never").env("RUSTINGBRAIN_CUDA_PATH", folder);
-    let exited_well = process::run_logged(command, log_path)?;
+    let environment = [("RUSTINGBRAIN_CUDA_PATH", folder.as_path())];
+    let exited_well = programs::run_rb(context.root, WORDS, &environment, log_path)?;
     let bytes = std::fs::read(log_path).map_err(Error::io("read", log_path))?;
     let log = String::from_utf8_lossy(&bytes).into_owned();
     let (compiled, problems) = compilations(&log);

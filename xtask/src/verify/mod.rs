@@ -7,6 +7,7 @@ mod counts;
 mod kernels;
 mod planted;
 mod process;
+mod programs;
 mod quickstart;
 mod steps;
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::steps::{Context, Outcome};
-use super::{State, process};
+use super::{State, process, programs};
 use crate::error::Error;
 
 /// The feature that compiles the switches in, as the tests of the workspace are built too.
@@ -28,8 +28,6 @@ pub const WORDS: &[&str] = &[
 const REPORT: &str = "target/verify/planted.json";
 /// In pieces, so that this program does not hold it.
 const MARK: [&str; 2] = ["<planted defects ", "are compiled in!>"];
-/// Programs that are shipped.
-const SHIPPED: &[&str] = &["target/release/rb"];
 /// Goal of the suite.
 const LEAST_DEFECTS: usize = 25;
 
@@ -58,7 +56,11 @@ pub fn run(context: &Context, log_path: &Path) -> Result<Outcome, Error> {
     if !exited_well && problems.is_empty() {
         problems.push("the command failed".into());
     }
-    problems.extend(switches(context.root, report["program"].as_str().map(Path::new)));
+    // `rb` as the steps before ran it: what is shipped is the same source, without the feature too.
+    if !programs::build(context.root, &context.log_path("planted-defects-build"))? {
+        problems.push("the programs could not be built without the switches".into());
+    }
+    problems.extend(switches(&programs::rb(context.root), report["program"].as_str().map(Path::new)));
     log.lines().skip_while(|line| !line.starts_with("result ")).for_each(|line| println!("      {line}"));
     let detail = format!("{caught} defects caught, {on_paper} in kernels wait for a GPU, none shipped");
     let detail = if problems.is_empty() { detail } else { format!("{} problems", problems.len()) };
@@ -100,8 +102,8 @@ fn judge(report: &Value) -> Found {
     found
 }
 
-/// The suite's program holds the mark of the switches, and no shipped program does.
-fn switches(root: &Path, suite: Option<&Path>) -> Vec<String> {
+/// The suite's program holds the mark of the switches, and `rb` does not.
+fn switches(rb: &Path, suite: Option<&Path>) -> Vec<String> {
     let mark = MARK.concat();
     let holds = |path: &Path| -> Result<bool, String> {
         let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -114,15 +116,10 @@ fn switches(root: &Path, suite: Option<&Path>) -> Vec<String> {
         Some(Err(problem)) => problems.push(problem),
         None => problems.push("the suite does not say which program ran".into()),
     }
-    for name in SHIPPED {
-        match holds(&root.join(name)) {
-            Ok(false) => {}
-            Ok(true) => problems.push(format!("{name} holds the switches of planted defects")),
-            // Built by the steps before; without them there is nothing to search.
-            Err(problem) => {
-                problems.push(format!("{problem}; build it with `cargo build --release -p rb-cli`"))
-            }
-        }
+    match holds(rb) {
+        Ok(false) => {}
+        Ok(true) => problems.push(format!("{} holds the switches of planted defects", rb.display())),
+        Err(problem) => problems.push(problem),
     }
     problems
 }
@@ -153,17 +150,17 @@ mod tests {
     #[test]
     fn the_mark_is_searched_for() {
         let root = std::env::temp_dir().join(format!("xtask-planted-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("target/release")).unwrap();
-        let (suite, shipped) = (root.join("suite"), root.join(SHIPPED[0]));
+        std::fs::create_dir_all(&root).unwrap();
+        let (suite, shipped) = (root.join("suite"), root.join("rb"));
         std::fs::write(&suite, format!("\0x{}y", MARK.concat())).unwrap();
         std::fs::write(&shipped, "clean").unwrap();
-        assert_eq!(switches(&root, Some(&suite)), Vec::<String>::new());
+        assert_eq!(switches(&shipped, Some(&suite)), Vec::<String>::new());
         std::fs::copy(&suite, &shipped).unwrap();
-        assert_eq!(switches(&root, Some(&suite)).len(), 1);
+        assert_eq!(switches(&shipped, Some(&suite)).len(), 1);
         std::fs::write(&suite, "clean").unwrap();
         std::fs::write(&shipped, "clean").unwrap();
-        assert_eq!(switches(&root, Some(&suite)).len(), 1);
-        assert_eq!(switches(&root, None).len(), 1);
+        assert_eq!(switches(&shipped, Some(&suite)).len(), 1);
+        assert_eq!(switches(&shipped, None).len(), 1);
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

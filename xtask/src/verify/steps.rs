@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::counts::{TestCounts, checks, number_before, printed_checks};
-use super::{State, kernels, planted, process, quickstart};
+use super::{State, kernels, planted, process, programs, quickstart};
 use crate::error::Error;
 use crate::{Report, ladder, tidy};
 
@@ -32,6 +32,8 @@ enum Work {
     Here(fn(&Path) -> Result<Report, Error>),
     /// `cargo` with these words, then a look at what it left.
     Cargo { words: &'static [&'static str], inspect: fn(&Context, log: &str) -> Inspection },
+    /// `rb` with these words, and such a look.
+    Rb { words: &'static [&'static str], inspect: fn(&Context, log: &str) -> Inspection },
     /// Every kernel, compiled without a GPU.
     Kernels,
     /// The suite of planted defects.
@@ -78,30 +80,21 @@ pub const STEPS: &[Step] = &[
     cargo("docs", &["doc", "--workspace", "--no-deps"], nothing_more),
     // With the switches compiled in and none on, so that the suite of planted defects needs no second build.
     cargo("tests", &["test", "--workspace", "--features", planted::FEATURE, "--no-fail-fast"], tests_ran),
-    rb("mutants", &["xtask", "mutate", "--sample", NUM_MUTANTS, "--seed", MUTANTS_SEED], mutants_died),
-    rb(
-        "arbiter",
-        &["run", "--release", "-p", "rb-cli", "--", "verify", "--all", "--json", ARBITER_REPORT],
-        checks_ran,
-    ),
-    rb("loss-gates", &["run", "--release", "-p", "rb-cli", "--", "verify", "--loss-gates"], gates_ran),
+    Step {
+        slow: true,
+        ..cargo(
+            "mutants",
+            &["xtask", "mutate", "--sample", NUM_MUTANTS, "--seed", MUTANTS_SEED],
+            mutants_died,
+        )
+    },
+    rb("arbiter", &["verify", "--all", "--json", ARBITER_REPORT], checks_ran),
+    rb("loss-gates", &["verify", "--loss-gates"], gates_ran),
     Step { name: "planted-defects", slow: true, work: Work::Planted },
     Step { name: "kernels", slow: true, work: Work::Kernels },
     rb(
         "quickstart-smoke",
-        &[
-            "run",
-            "--release",
-            "-p",
-            "rb-cli",
-            "--",
-            "train",
-            "examples/quickstart.toml",
-            "--set",
-            "train.max_steps=20",
-            "--out",
-            SMOKE_RUN,
-        ],
+        &["train", "examples/quickstart.toml", "--set", "train.max_steps=20", "--out", SMOKE_RUN],
         run_is_complete,
     ),
 ];
@@ -114,13 +107,13 @@ const fn cargo(
     Step { name, slow: false, work: Work::Cargo { words, inspect } }
 }
 
-/// A slow step, left out by `--skip-slow`.
+/// A slow step.
 const fn rb(
     name: &'static str,
     words: &'static [&'static str],
     inspect: fn(&Context, &str) -> Inspection,
 ) -> Step {
-    Step { name, slow: true, work: Work::Cargo { words, inspect } }
+    Step { name, slow: true, work: Work::Rb { words, inspect } }
 }
 
 impl Step {
@@ -129,7 +122,8 @@ impl Step {
         match &self.work {
             Work::Here(_) => format!("cargo xtask {}", self.name),
             Work::Cargo { words, .. } => format!("cargo {}", words.join(" ")),
-            Work::Kernels => format!("cargo {}", kernels::WORDS.join(" ")),
+            Work::Rb { words, .. } => format!("rb {}", words.join(" ")),
+            Work::Kernels => format!("rb {}", kernels::WORDS.join(" ")),
             Work::Planted => format!("cargo {}", planted::WORDS.join(" ")),
         }
     }
@@ -151,7 +145,6 @@ impl Step {
                 Ok(Outcome { state, detail: report.summary, passed: 0, failed: 0, log })
             }
             Work::Cargo { words, inspect } => {
-                self.clear_results(context)?;
                 let mut command = Command::new("cargo");
                 command.args(*words).current_dir(context.root);
                 command.env("CARGO_TERM_COLOR", "never");
@@ -159,19 +152,12 @@ impl Step {
                     command.env("RUSTDOCFLAGS", "-D warnings");
                 }
                 let exited_well = process::run_logged(command, &log_path)?;
-                let bytes = std::fs::read(&log_path).map_err(Error::io("read", &log_path))?;
-                let mut log = String::from_utf8_lossy(&bytes).into_owned();
-                let Inspection { mut detail, passed, failed, problems } = inspect(context, &log);
-                if !exited_well {
-                    let verdict = "the command failed";
-                    detail = if detail.is_empty() { verdict.into() } else { format!("{detail}; {verdict}") };
-                } else if !problems.is_empty() {
-                    detail = format!("{} problems", problems.len());
-                    problems.iter().for_each(|problem| log.extend(["error: ", problem, "\n"]));
-                    std::fs::write(&log_path, &log).map_err(Error::io("write", &log_path))?;
-                }
-                let state = if exited_well && problems.is_empty() { State::Ok } else { State::Failed };
-                Ok(Outcome { state, detail, passed, failed, log })
+                judge(context, &log_path, exited_well, *inspect)
+            }
+            Work::Rb { words, inspect } => {
+                self.clear_results(context)?;
+                let exited_well = programs::run_rb(context.root, words, &[], &log_path)?;
+                judge(context, &log_path, exited_well, *inspect)
             }
             Work::Kernels => kernels::run(context, &log_path),
             Work::Planted => planted::run(context, &log_path),
@@ -194,6 +180,28 @@ impl Step {
             _ => Ok(()),
         }
     }
+}
+
+/// The outcome of a command by its exit and by what it left.
+fn judge(
+    context: &Context,
+    log_path: &Path,
+    exited_well: bool,
+    inspect: fn(&Context, &str) -> Inspection,
+) -> Result<Outcome, Error> {
+    let bytes = std::fs::read(log_path).map_err(Error::io("read", log_path))?;
+    let mut log = String::from_utf8_lossy(&bytes).into_owned();
+    let Inspection { mut detail, passed, failed, problems } = inspect(context, &log);
+    if !exited_well {
+        let verdict = "the command failed";
+        detail = if detail.is_empty() { verdict.into() } else { format!("{detail}; {verdict}") };
+    } else if !problems.is_empty() {
+        detail = format!("{} problems", problems.len());
+        problems.iter().for_each(|problem| log.extend(["error: ", problem, "\n"]));
+        std::fs::write(log_path, &log).map_err(Error::io("write", log_path))?;
+    }
+    let state = if exited_well && problems.is_empty() { State::Ok } else { State::Failed };
+    Ok(Outcome { state, detail, passed, failed, log })
 }
 
 fn nothing_more(_: &Context, _: &str) -> Inspection {

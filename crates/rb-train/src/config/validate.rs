@@ -1,6 +1,6 @@
 //! Rules that a config must obey, beyond the types of its values.
 
-use super::{Config, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
+use super::{Config, MasterChoice, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
 
 /// Tokens of one forward pass at most: far more than fit any device, few enough to be planned for.
 const MOST_TOKENS: usize = 1 << 26;
@@ -68,6 +68,13 @@ impl Config {
             if self.run.precision == Precision::Fp32 && dtype == WideDtype::Bf16 {
                 return Err(format!("{key} is bf16, but run.precision is fp32: set run.precision=\"bf16\""));
             }
+        }
+        if self.run.precision == Precision::Fp32 && self.run.master_weights == MasterChoice::Split {
+            return Err(
+                "run.master_weights is split, but run.precision is fp32, where no bf16 copy is: set \
+                        run.precision=\"bf16\""
+                    .into(),
+            );
         }
         match t.optim {
             OptimizerChoice::Adamw => {

@@ -40,15 +40,15 @@ struct Block {
 
 // The table was measured on an H200, causal, 12 query and 4 key heads (docs/benchmarks/attention_h200_202611.md).
 // Where the blocks of the first row would not fill the card, those of the second do it better. Every row was compiled
-// by NVRTC 12.9, 13.0 and 13.5, for 12 and 4 heads without spills and with products that overlap, except the gradients of keys and values
-// of heads of 128: their sums leave too few registers, and ptxas waits after each product.
+// by NVRTC 12.9, 13.0 and 13.5, for 12 and 4 heads without spills and with products that overlap.
 //
 // Rejected: 64 keys a step forward (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64 (25 % slower
 // forward, 17 % for the gradient of queries); 3 workers for the gradients of keys and values (spills); queries or
 // keys as operands in registers (5 % faster for the gradients of keys and values, but ptxas 13.0 takes their registers
 // for others while they are in use: wrong results); turns in backward (8 % slower); skipping the scaling of sums
-// whose maximum stays (2 % slower); half of a causal step's products left out for heads of 128, or with given ranges
-// (ptxas then waits after each product, by version).
+// whose maximum stays (2 % slower); the scores of half of a causal step left out, not only its products with values
+// (ptxas then waits after each product: 15 % slower at 64x1024, 30 % at 8192 tokens); scores and dy v^T of a step at
+// once for the gradients of keys and values (the same, with heads of 128).
 
 /// Forward, for so many blocks of the usual kind to a multiprocessor.
 fn forward_block(head_dim: usize, load: f64) -> Block {
@@ -71,14 +71,14 @@ fn backward_q_block(head_dim: usize, load: f64) -> Block {
 }
 
 /// Gradients of keys and values.
-fn backward_kv_block(head_dim: usize, load: f64, with_ranges: bool) -> Block {
+fn backward_kv_block(head_dim: usize, load: f64) -> Block {
     let usual = Block { workers: 2, step: 64, stages: 4, registers: [24, 240], team: 1 };
     match head_dim {
         _ if load > 1.0 => usual,
-        // A team needs more stages: each of its workers holds one while it reads another.
+        // A team needs more stages, since each of its workers holds one while it reads another; heads of 128 have no
+        // room for them.
         64 => Block { stages: 6, team: 2, ..usual },
-        // One worker with heads of 128 and given ranges spills.
-        _ => Block { workers: if with_ranges { 2 } else { 1 }, ..usual },
+        _ => Block { team: 2, ..usual },
     }
 }
 
@@ -100,7 +100,8 @@ impl Block {
     }
 
     fn key_bytes(&self, head_dim: usize) -> usize {
-        let sums = (self.team - 1) * self.units() * 512 * head_dim;
+        // Sums of keys and of values, of heads of 128 those of keys alone.
+        let sums = (self.team - 1) * self.units() * 32768;
         1024 + 256 * head_dim * places(head_dim) * self.units() + self.stages * (256 * head_dim + 1024) + sums
     }
 
@@ -128,9 +129,10 @@ struct Grid {
 fn grid(info: &GpuInfo, pieces: usize, pairs: usize, bytes_each: usize) -> Grid {
     let blocks = (info.multiprocessors as usize).min(pieces * pairs).max(1);
     let most = (CACHED_BYTES / bytes_each.max(1)).clamp(1, pairs);
-    // Rounds go forward and backward in turns: sections of whole pairs of rounds share the work evenly.
+    // Rounds go forward and backward in turns: sections of whole pairs of rounds share the work evenly, which counts
+    // for more than the cache: blocks that are at work at one time read the same tiles at about that time anyway.
     let even = 2 * blocks / gcd(2 * blocks, pieces);
-    let section = if most >= even { most / even * even } else { most };
+    let section = (most / even * even).max(even).min(pairs);
     Grid { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), section }
 }
 
@@ -251,7 +253,7 @@ pub fn forward(p: &Problem<'_>, gpu: Gpu, [q, k, v]: [Heads<'_>; 3], [y, lse]: [
     let info = gpu.info();
     let block = forward_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
     let grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
-    let half = p.head_dim == 64 && block.step == 128 && matches!(p.mask, AttentionMask::Causal);
+    let half = block.step == 128 && matches!(p.mask, AttentionMask::Causal);
     let launch = p
         .persistent(&FWD, &block, &grid, block.query_bytes(p.head_dim, 1), [q.stride(), k.stride()])
         .define("HALF", usize::from(half));
@@ -296,7 +298,7 @@ pub fn backward(
         .arg(optional(&reaches)?);
     cuda::launch_on(gpu, p.turning(p.end(launch, &q_grid))?)?;
 
-    let block = backward_kv_block(p.head_dim, p.load(info, p.key_pieces(2)), with_ranges);
+    let block = backward_kv_block(p.head_dim, p.load(info, p.key_pieces(2)));
     let read_each = 4 * p.queries * p.head_dim * p.group();
     let mut kv_grid = grid(info, p.key_pieces(block.units()), p.pairs(), read_each);
     let split = block.split(p.group(), p.load(info, p.key_pieces(block.units())));
@@ -338,7 +340,7 @@ mod tests {
     fn every_block_fits_shared_memory_and_registers() {
         for head_dim in [64, 128] {
             for load in [0.1, 0.7, 2.0] {
-                let (q, kv) = (backward_q_block(head_dim, load), backward_kv_block(head_dim, load, false));
+                let (q, kv) = (backward_q_block(head_dim, load), backward_kv_block(head_dim, load));
                 let fwd = forward_block(head_dim, load);
                 let bytes =
                     [fwd.query_bytes(head_dim, 1), q.query_bytes(head_dim, 2), kv.key_bytes(head_dim)];
@@ -356,10 +358,11 @@ mod tests {
 
     #[test]
     fn few_blocks_share_the_heads_of_a_group() {
-        let split = |group, load| backward_kv_block(64, load, false).split(group, load);
+        let split = |group, load| backward_kv_block(64, load).split(group, load);
         assert_eq!([split(3, 0.24), split(3, 0.49), split(3, 0.97), split(3, 2.0)], [3, 3, 1, 1]);
         assert_eq!([split(1, 0.1), split(2, 0.7), split(4, 0.5), split(12, 0.1), split(11, 0.1)], [1, 2, 2, 6, 1]);
-        assert_eq!(backward_kv_block(128, 0.1, false).split(3, 0.1), 1, "no team whose sums could be added");
+        assert_eq!(backward_kv_block(128, 0.1).split(3, 0.1), 3);
+        assert_eq!(backward_kv_block(128, 1.1).split(3, 1.1), 1, "no team whose sums could be added");
     }
 
     #[test]
@@ -369,9 +372,9 @@ mod tests {
         // 16 pieces: 33 key heads are four rounds of 132 blocks; a cache of 128 heads holds 99.
         let shared = grid(&info, 16, 256, 256 << 10);
         assert_eq!((shared.blocks, shared.section), (132, 99));
-        // Heads too long for that: as many as the cache holds, one at least.
-        assert_eq!(grid(&info, 64, 256, 2 << 20).section, 16);
-        assert_eq!(grid(&info, 64, 256, 1 << 30).section, 1);
+        // Heads too long for that: one pair of rounds nevertheless, or all heads.
+        assert_eq!(grid(&info, 64, 256, 2 << 20).section, 33);
+        assert_eq!(grid(&info, 64, 16, 1 << 30).section, 16);
         // Less work than multiprocessors.
         assert_eq!(grid(&info, 3, 4, 1 << 10).blocks, 12);
     }
