@@ -285,9 +285,14 @@ pub struct TrainSection {
     pub eval_steps: u64,
     /// Sequences of one evaluation at most; 0 is all.
     pub eval_max_sequences: usize,
+    /// Evaluations in a row without a lower held-out loss after which the run ends, as if it had done all its steps; 0
+    /// turns it off. Every step with the lowest loss so far is then saved, and `checkpoints/best` is that one.
+    pub early_stopping_patience: u64,
+    /// How much lower a held-out loss must be to count as lower, nats a token.
+    pub early_stopping_threshold: f64,
     /// Steps between checkpoints; one is always saved at the end.
     pub save_steps: u64,
-    /// Newest checkpoints that are kept; 0 keeps all.
+    /// Checkpoints that are kept: that of `checkpoints/best` and the newest, at least one of these; 0 keeps all.
     pub save_total_limit: usize,
     /// Checkpoints whose step is a multiple of this are kept for ever; 0 turns it off.
     pub save_keep_every: u64,
@@ -328,6 +333,8 @@ impl Default for TrainSection {
             logging_steps: 10,
             eval_steps: 100,
             eval_max_sequences: 0,
+            early_stopping_patience: 0,
+            early_stopping_threshold: 0.0,
             save_steps: 200,
             save_total_limit: 3,
             save_keep_every: 0,
