@@ -7,6 +7,12 @@ Seed      17 for the questions.
 Versions  lm-eval 0.4 with its `hf` extra, torch, transformers from PyPI.
 Command   rb export RUN --out FOLDER
           python bench-scripts/check_lm_eval.py FOLDER --rb target/release/rb --text FILE.txt --questions 60
+          (with a template) rb tokenizer train TEXT --special-token '<|end|>' --special-token '<|begin|>' ..., then a
+          run with that tokenizer, rb export, and the same with --template '<|begin|>'
+
+With --template TOKEN the folder is copied first, and TOKEN, a special token of its tokenizer, is put before every text
+as Llama 3's template does. lm-eval then judges that token too where it judges whole documents, after itself; `rb eval`
+does not, and is compared there with lm-eval's add_bos_token=False.
 
 Accuracies must be equal, log-likelihoods within --tolerance nats. Exit code: 0 good, 1 a check failed.
 """
@@ -15,6 +21,7 @@ import argparse
 import json
 import pathlib
 import random
+import shutil
 import subprocess
 import tempfile
 
@@ -99,6 +106,32 @@ metric_list:
 """
 
 
+def with_template(folder, token, out):
+    """A copy of a model folder whose tokenizer puts `token` before every text."""
+    shutil.copytree(folder, out)
+    tokenizer = json.loads((out / "tokenizer.json").read_text())
+    ids = [entry["id"] for entry in tokenizer["added_tokens"] if entry["content"] == token]
+    if not ids:
+        raise SystemExit(f"{token} is no special token of {folder}; train the tokenizer with --special-token {token}")
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    begin = {"SpecialToken": {"id": token, "type_id": 0}}
+    tokenizer["post_processor"] = {"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+        {"type": "TemplateProcessing", "single": [begin, sequence],
+         "pair": [begin, sequence, {"SpecialToken": {"id": token, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
+         "special_tokens": {token: {"id": token, "ids": ids, "tokens": [token]}}}]}
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        settings = json.loads((out / name).read_text())
+        settings["bos_token"] = token
+        (out / name).write_text(json.dumps(settings, ensure_ascii=False))
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((out / name).read_text())
+        settings["bos_token_id"] = ids[0]
+        (out / name).write_text(json.dumps(settings))
+    return out
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
@@ -107,13 +140,15 @@ def main():
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=2e-3, help="largest difference of a log-likelihood, in nats")
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--template", metavar="TOKEN", help="special token to put before every text")
     args = parser.parse_args()
     lines = args.text.read_text(encoding="utf-8").splitlines()
     names = ["hellaswag", "arc_easy", "piqa", "openbookqa", "winogrande", "choices"]
     failures = []
     with tempfile.TemporaryDirectory() as temporary:
         place = pathlib.Path(temporary)
+        if args.template:
+            args.folder = with_template(args.folder, args.template, place / "model")
         make_questions(lines, args.questions, place)
         tail = lines[-40 * args.documents:]
         documents = ["\n".join(tail[i::args.documents]) for i in range(args.documents)]
@@ -133,9 +168,21 @@ def main():
         (place / "local_choices.yaml").write_text(CHOICES.format(file=place / "choices.jsonl"))
         (place / "local_text.yaml").write_text(ROLLING.format(file=place / "text.jsonl"))
         model = HFLM(pretrained=str(args.folder), device="cpu", dtype="float32", batch_size=8)
-        theirs = lm_eval.simple_evaluate(
-            model=model, tasks=[f"local_{name}" for name in names] + ["local_text"],
-            task_manager=TaskManager(include_path=str(place)), num_fewshot=0, bootstrap_iters=100, log_samples=True)
+        ids = model.tokenizer.encode("a")
+        if args.template and ids[0] != model.prefix_token_id:
+            failures.append(f"transformers does not put {args.template} before a text: {ids}")
+
+        def evaluate(model, tasks):
+            return lm_eval.simple_evaluate(
+                model=model, tasks=tasks, task_manager=TaskManager(include_path=str(place)), num_fewshot=0,
+                bootstrap_iters=100, log_samples=True)
+
+        theirs = evaluate(model, [f"local_{name}" for name in names] + ["local_text"])
+        rolling = theirs["results"]["local_text"]
+        if args.template:
+            bare = HFLM(pretrained=str(args.folder), device="cpu", dtype="float32", batch_size=8, add_bos_token=False)
+            judged_too = rolling
+            rolling = evaluate(bare, ["local_text"])["results"]["local_text"]
     print(f"lm-eval {lm_eval.__version__}")
     print("| Task | Metric | rb eval | lm-eval |\n| --- | --- | --- | --- |")
     for name in names:
@@ -157,12 +204,14 @@ def main():
         print(f"| {name} | largest difference of a log-likelihood | {worst:.1e} nats | |")
         if not worst <= args.tolerance:
             failures.append(f"{name}: log-likelihoods differ by {worst}")
-    text, result = ours["heldout_text"], theirs["results"]["local_text"]
+    text, result = ours["heldout_text"], rolling
     for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
         a, b = text[f"{metric},none"], result[f"{metric},none"]
         print(f"| text | {metric} | {a:.6f} | {b:.6f} |")
         if not abs(a - b) <= 1e-4 * abs(b):
             failures.append(f"text {metric}: {a} and {b}")
+        if args.template:
+            print(f"| text, with {args.template} judged too | {metric} | | {judged_too[f'{metric},none']:.6f} |")
     verdict.end(failures)
 
 

@@ -28,5 +28,8 @@ pub use error::{AutogradError, Result};
 pub use float::Float;
 pub use grads::{Beta, GradStore};
 pub use op::{GradSinks, Op, Saved, apply};
-pub use params::{Init, Layout, ParamBuilder, ParamEntry, ParamId, ParamStore, Part, Precision};
+pub use params::{
+    Init, Layout, MasterWeights, Masters, ParamBuilder, ParamEntry, ParamId, ParamStore, Part, Precision,
+    join_weight, split_weight,
+};
 pub use tape::{LeafGrads, Seen, Tape, Var, Watch};

@@ -4,13 +4,18 @@
 //! what the outside world names (`q_proj.weight`): a range of the entry's rows. Rows of an entry that
 //! belong to no part are padding: zero, never exported, never given a gradient.
 
+mod split;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use rb_tensor::{Arena, DType, Device, Rng, Shape, ShapeError, Tensor};
 
+pub use split::{Masters, join_weight, split_weight};
+
 use crate::{AutogradError, Result};
+use split::Split;
 
 /// Alignment of every entry in the arena, in elements (256 bytes of f32).
 pub(crate) const ALIGN: usize = 64;
@@ -90,6 +95,18 @@ impl Layout {
     }
 }
 
+/// How bf16 mixed precision keeps the fp32 weights of matrices and tables; vectors are whole in each. The weights have
+/// the same 32 bits in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MasterWeights {
+    /// Beside their bf16 working copy, which is rounded to nearest even: 6 bytes an element.
+    #[default]
+    Whole,
+    /// As the working copy, rounded half away from zero, and the 16 bits that complete it: 4 bytes an element, and 28
+    /// instead of 30 moved by an update of AdamW. See [`split_weight`].
+    Split,
+}
+
 /// In which element types a step computes. Weights and optimizer state are fp32 in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
@@ -104,27 +121,38 @@ pub enum Precision {
         /// Element type of the gradients of parameters: F32, or BF16, which halves their memory and the traffic of
         /// each write and of the optimizer, and rounds every sum over micro-batches.
         gradients: DType,
+        /// How the fp32 weights are kept.
+        master: MasterWeights,
     },
 }
 
 impl Precision {
     /// bf16 with an fp32 residual stream and fp32 gradients, as PyTorch's autocast.
-    pub const MIXED: Precision = Precision::Bf16 { residual: DType::F32, gradients: DType::F32 };
+    pub const MIXED: Precision =
+        Precision::Bf16 { residual: DType::F32, gradients: DType::F32, master: MasterWeights::Whole };
 
     /// The same mixed precision with a residual stream of this type.
-    pub const fn with_residual(self, residual: DType) -> Precision {
-        match self {
-            Precision::Full => self,
-            Precision::Bf16 { gradients, .. } => Precision::Bf16 { residual, gradients },
+    pub const fn with_residual(mut self, dtype: DType) -> Precision {
+        if let Precision::Bf16 { residual, .. } = &mut self {
+            *residual = dtype;
         }
+        self
     }
 
     /// The same mixed precision with gradients of this type.
-    pub const fn with_gradients(self, gradients: DType) -> Precision {
-        match self {
-            Precision::Full => self,
-            Precision::Bf16 { residual, .. } => Precision::Bf16 { residual, gradients },
+    pub const fn with_gradients(mut self, dtype: DType) -> Precision {
+        if let Precision::Bf16 { gradients, .. } = &mut self {
+            *gradients = dtype;
         }
+        self
+    }
+
+    /// The same mixed precision with weights kept like this.
+    pub const fn with_master(mut self, weights: MasterWeights) -> Precision {
+        if let Precision::Bf16 { master, .. } = &mut self {
+            *master = weights;
+        }
+        self
     }
 }
 
@@ -132,8 +160,11 @@ impl Precision {
 #[derive(Debug)]
 pub struct ParamStore {
     layout: Arc<Layout>,
+    /// In fp32 (f64 for a store of that type); without those that are split.
     weights: Arena,
     working: Option<Arena>,
+    /// What completes the working copy of the first elements of the layout, where weights are split.
+    split: Option<Split>,
     precision: Precision,
     /// Whether the weights changed and the working copy did not.
     working_is_stale: bool,
@@ -153,20 +184,31 @@ impl ParamStore {
         &self.layout
     }
 
-    /// The flat weights.
+    /// The flat weights; those that are split are left out.
     pub fn arena(&self) -> &Arena {
         &self.weights
     }
 
-    /// The flat weights, to change. With a working copy, call [`ParamStore::refresh_working`] afterwards.
+    /// The flat weights, to change. With a working copy, call [`ParamStore::refresh_working`] afterwards. Weights that
+    /// are split are left out.
     pub fn arena_mut(&mut self) -> &mut Arena {
         self.working_is_stale = self.working.is_some();
         &mut self.weights
     }
 
-    /// The flat weights and the working copy, for an optimizer that writes both.
-    pub fn arenas_mut(&mut self) -> (&mut Arena, Option<&mut Arena>) {
-        (&mut self.weights, self.working.as_mut())
+    /// Weights and working copy, for an optimizer on a GPU that writes both.
+    ///
+    /// # Errors
+    /// [`rb_tensor::TensorError::Shared`] while a tensor still looks into one of them; weights in host memory.
+    pub fn masters(&mut self) -> Result<Masters> {
+        let low =
+            self.split.as_mut().map(|split| Ok::<_, AutogradError>((split.low.device_mut()?, split.len)));
+        let working = self.working.as_mut().map(Arena::device_mut);
+        Ok(Masters {
+            weights: self.weights.device_mut()?,
+            working: working.transpose()?,
+            low: low.transpose()?,
+        })
     }
 
     /// In which element types a step computes.
@@ -179,9 +221,10 @@ impl ParamStore {
     /// # Errors
     /// bf16 on the host, or a residual stream that is neither F32 nor BF16.
     pub fn set_precision(&mut self, precision: Precision) -> Result<()> {
+        self.make_whole()?;
         self.precision = Precision::Full;
         self.working = None;
-        if let Precision::Bf16 { residual, gradients } = precision {
+        if let Precision::Bf16 { residual, gradients, master } = precision {
             let device = self.weights.device();
             if device == Device::Cpu || self.weights.dtype() != DType::F32 {
                 return Err(AutogradError::Unsupported { op: "bf16 precision", dtype: DType::BF16, device });
@@ -196,14 +239,21 @@ impl ParamStore {
             self.working = Some(Arena::zeros("working weights", self.layout.numel, DType::BF16, device)?);
             self.precision = precision;
             self.refresh_working()?;
+            if master == MasterWeights::Split {
+                self.make_split()?;
+            }
         }
         Ok(())
     }
 
     /// Brings the working copy up to date with the weights.
     pub fn refresh_working(&mut self) -> Result<()> {
-        if let Some(working) = &mut self.working {
-            working.convert_from(&self.weights)?;
+        match (&mut self.working, &self.split) {
+            (None, _) => {}
+            (Some(working), None) => working.convert_from(&self.weights)?,
+            (Some(working), Some(split)) => {
+                working.write(split.len, &self.weights.view(0, [self.weights.numel()])?)?;
+            }
         }
         self.working_is_stale = false;
         Ok(())
@@ -212,9 +262,12 @@ impl ParamStore {
     /// A copy of the store on another device, in the same precision where that device has it and in full where
     /// not.
     pub fn to_device(&self, device: Device) -> Result<ParamStore> {
-        let mut weights = Arena::zeros("weights", self.layout.numel, self.weights.dtype(), device)?;
-        weights.convert_from(&self.weights)?;
+        let weights = Arena::zeros("weights", self.layout.numel, self.weights.dtype(), device)?;
         let mut copy = ParamStore::of(self.layout.clone(), weights);
+        match &self.split {
+            None => copy.weights.convert_from(&self.weights)?,
+            Some(_) => copy.copy_parts(self)?,
+        }
         if device != Device::Cpu {
             copy.set_precision(self.precision)?;
         }
@@ -222,7 +275,8 @@ impl ParamStore {
     }
 
     fn of(layout: Arc<Layout>, weights: Arena) -> ParamStore {
-        ParamStore { layout, weights, working: None, precision: Precision::Full, working_is_stale: false }
+        let precision = Precision::Full;
+        ParamStore { layout, weights, working: None, split: None, precision, working_is_stale: false }
     }
 
     /// The entry of a handle.
@@ -252,13 +306,13 @@ impl ParamStore {
     /// fp32.
     pub fn full_tensor(&self, id: ParamId) -> Result<Tensor> {
         let entry = self.entry(id);
-        Ok(self.weights.view(entry.offset, &entry.shape)?)
+        self.whole(entry.offset, &entry.shape)
     }
 
-    /// The value of a named part in full precision: a view into the weights.
+    /// The value of a named part in full precision: a view into the weights, or a copy where they are split.
     pub fn part(&self, name: &str) -> Result<Tensor> {
         let part = self.layout.part(name)?;
-        Ok(self.weights.view(part.offset, &part.shape)?)
+        self.whole(part.offset, &part.shape)
     }
 
     /// Overwrites a named part.
@@ -270,21 +324,28 @@ impl ParamStore {
         if value.shape() != &part.shape {
             return Err(ShapeError::new("set_part", name, value.shape(), &part.shape).into());
         }
-        self.weights.write(part.offset, value)?;
-        match &mut self.working {
-            Some(working) => Ok(working.write(part.offset, value)?),
-            None => Ok(()),
+        let start = self.split.as_ref().map_or(0, |split| split.len);
+        match (&mut self.split, &mut self.working) {
+            (Some(split), Some(working)) if part.offset < start => {
+                return split.write(working, part.offset, value);
+            }
+            (_, Some(working)) => working.write(part.offset, value)?,
+            (_, None) => {}
         }
+        Ok(self.weights.write(part.offset - start, value)?)
     }
 
     /// A copy of the store in another element type: the f64 twin of a model, for checks.
     pub fn to_dtype(&self, dtype: DType) -> Result<ParamStore> {
         let weights = Arena::zeros("weights", self.layout.numel, dtype, self.weights.device())?;
         let mut twin = ParamStore::of(self.layout.clone(), weights);
-        for (_, part) in self.layout.parts() {
-            twin.set_part(&part.name, &self.part(&part.name)?)?;
-        }
+        twin.copy_parts(self)?;
         Ok(twin)
+    }
+
+    fn copy_parts(&mut self, from: &ParamStore) -> Result<()> {
+        let layout = self.layout.clone();
+        layout.parts().try_for_each(|(_, part)| self.set_part(&part.name, &from.part(&part.name)?))
     }
 
     /// Declares one part frozen or trainable. Call it before gradients or optimizer state are built.

@@ -126,10 +126,16 @@ impl<'p> Tape<'p> {
         self.param_var(id, self.params.tensor(id)?)
     }
 
-    /// As [`Tape::param`], in full precision: for norms, biases and table lookups, which mixed precision leaves in
-    /// fp32.
+    /// As [`Tape::param`], in full precision: for norms and biases, which mixed precision leaves in fp32.
     pub fn param_full(&self, id: ParamId) -> Result<Var<'_>> {
         self.param_var(id, self.params.full_tensor(id)?)
+    }
+
+    /// A parameter for [`crate::ops::embedding::lookup`], which reads full precision: with the low halves of its
+    /// elements where weights are split.
+    pub fn param_table(&self, id: ParamId) -> Result<(Var<'_>, Option<Tensor>)> {
+        let (table, low) = self.params.table(id)?;
+        Ok((self.param_var(id, table)?, low))
     }
 
     /// The element type of activations between products.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use rb_autograd::Precision;
+use rb_autograd::{MasterWeights, Precision};
 use rb_nn::LlamaConfig;
 use rb_tensor::DType;
 use rb_train::config::{Config, DataSection, RunSection, TokenizerSection, TrainSection};
@@ -69,12 +69,18 @@ pub struct Args {
     /// Element type of the gradients of parameters in mixed precision.
     #[arg(long, value_enum, requires = "mixed_precision", default_value_t = Wide::Fp32)]
     pub gradients: Wide,
+    /// How the fp32 weights are kept in mixed precision.
+    #[arg(long, value_enum, requires = "mixed_precision", default_value_t = Master::Whole)]
+    pub master_weights: Master,
     /// Most MiB of GPU memory that may be taken; what is free if left out.
     #[arg(long, requires = "gpu")]
     pub gpu_memory_budget_mib: Option<usize>,
     /// Search for the fastest algorithm of each product after the first step; choices are kept for later runs.
     #[arg(long, requires = "gpu")]
     pub tune: bool,
+    /// Leave every product to cuBLASLt, also those that are faster on a kernel of this program.
+    #[arg(long, requires = "gpu")]
+    pub library_products: bool,
     /// Launch each step kernel by kernel instead of capturing it once.
     #[arg(long, requires = "gpu")]
     pub no_graph: bool,
@@ -118,6 +124,32 @@ impl Wide {
         match self {
             Wide::Fp32 => "fp32",
             Wide::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How fp32 weights are kept.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Master {
+    /// Beside their bf16 copy.
+    Whole,
+    /// As the bf16 copy and the 16 bits that complete it.
+    Split,
+}
+
+impl Master {
+    fn weights(self) -> MasterWeights {
+        match self {
+            Master::Whole => MasterWeights::Whole,
+            Master::Split => MasterWeights::Split,
+        }
+    }
+
+    /// As the reports write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Master::Whole => "whole",
+            Master::Split => "split",
         }
     }
 }
@@ -181,7 +213,11 @@ impl Args {
         if !self.mixed_precision {
             return Precision::Full;
         }
-        Precision::Bf16 { residual: self.residual.dtype(), gradients: self.gradients.dtype() }
+        Precision::Bf16 {
+            residual: self.residual.dtype(),
+            gradients: self.gradients.dtype(),
+            master: self.master_weights.weights(),
+        }
     }
 
     /// The model and the step as the config of a run, from which the step is planned.

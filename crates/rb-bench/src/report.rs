@@ -88,6 +88,8 @@ pub struct GpuReport {
     pub residual: &'static str,
     /// Element type of the gradients of parameters.
     pub gradients: &'static str,
+    /// How the fp32 weights are kept.
+    pub master_weights: &'static str,
     /// Most that tensors took in a timed step.
     pub peak_mib: f64,
     /// What the dry run of the step expected.

@@ -17,8 +17,8 @@ use rb_data::{Corpus, Language, Languages, LoaderConfig, SplitConfig, Tokenizer}
 use rb_train::forecast::EPOCHS;
 use rb_train::prepare::check_fertility;
 
-use crate::Failure;
 use crate::tokenizer::checked_fraction;
+use crate::{Failure, stop};
 
 /// Longest `.txt` file that is one document: its text and ids are in memory at once.
 const MAX_TXT_BYTES: u64 = 256 << 20;
@@ -177,7 +177,7 @@ fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
         false => Some(Corpus::open_with(&texts, options).map_err(Failure::failed)?),
     };
     let items = || {
-        let texts = corpus.iter().flat_map(|c| c.documents());
+        let texts = corpus.iter().flat_map(Corpus::documents_ahead);
         let texts = texts.map(|d| d.map(|document| Item { document, ids: None }));
         texts.chain(imports.iter().flat_map(|import| import.items(&tokenizer)))
     };
@@ -207,9 +207,10 @@ fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
         shard_tokens: args.shard_tokens,
     };
     let mut meter = Meter::new();
-    let index =
-        prepare::prepare(items(), &tokenizer, &languages, &options, &args.out, &mut |p| meter.show(p))
-            .map_err(Failure::failed)?;
+    let stop = stop::on_signal("stopping, nothing is kept")?;
+    let items = stop::until(&stop, items());
+    let index = prepare::prepare(items, &tokenizer, &languages, &options, &args.out, &mut |p| meter.show(p))
+        .map_err(stop::failure)?;
     meter.end();
     describe(&index);
     println!("prepared: {} in {:.1} s", args.out.display(), meter.started.elapsed().as_secs_f64());
@@ -303,7 +304,7 @@ impl Meter {
 
 fn check(args: &CheckArgs) -> Result<(), Failure> {
     if !prepare::is_prepared(&args.folder) {
-        let reason = "is not a folder of `rb data prepare` (it has no index.json); give one, or prepare the text first";
+        let reason = "is not a folder of `rb data prepare` (it has no index.json of one); give one, or prepare the text first";
         return Err(Failure::new(2, format!("{}: {reason}", args.folder.display())));
     }
     let prepared = Prepared::open(&args.folder).map_err(Failure::failed)?;

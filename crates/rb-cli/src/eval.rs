@@ -25,6 +25,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Failure::new(2, what));
     }
     let started = Instant::now();
+    for path in args.out.iter().chain(&args.samples) {
+        rb_data::atomic::check(path).map_err(Failure::failed)?;
+    }
     // Files are read before the model: a typing error costs no time.
     let mut texts = read_texts(&args.data, args.language_field.as_deref())?;
     let tasks =
@@ -36,14 +39,16 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let usual = if device == Device::Cpu { CPU_TOKENS } else { GPU_TOKENS };
     let batch_tokens = args.batch_tokens.map_or(usual, |tokens| tokens as usize);
     let judge = Judge::new(&lm, &params, batch_tokens);
+    let needs_run = args.held_out || !texts.is_empty();
+    let run = if needs_run { RunTokens::open(&args.model, &tokenizer)? } else { RunTokens::default() };
     if args.held_out {
-        texts.extend(held_out(&args.model, &tokenizer)?);
+        texts.extend(held_out(&args.model, run.validation.as_ref(), &tokenizer)?);
     }
     let mut results = Results::default();
     if !texts.is_empty() {
         let twin = twin(&lm, &params, args.twin_seed)?;
         let twin = Judge::new(&lm, &twin, batch_tokens);
-        let unigram = unigram(&args.model, &tokenizer, lm.config().vocab_size)?;
+        let unigram = run.train.as_ref().map(|data| Unigram::of_training(data, lm.config().vocab_size));
         let mut counter = Counter::new("held-out text");
         let judged = judge_texts((&judge, &twin), &tokenizer, &texts, unigram, &mut |done, all| {
             counter.show(done, all);
@@ -142,30 +147,40 @@ fn run_file(given: &Path, name: &str) -> Option<PathBuf> {
     runs.map(|run| run.join(name)).find(|path| path.is_file())
 }
 
-/// Tokens of the run that a model belongs to: its own file, or a side of the prepared data that it was trained on.
-fn run_tokens(
-    given: &Path,
-    file: &str,
-    side: impl Fn(Prepared) -> Option<TokenData>,
-) -> Result<Option<TokenData>, Failure> {
-    if let Some(path) = run_file(given, file) {
-        return TokenData::open(&path).map(Some).map_err(Failure::failed);
-    }
-    let Some(config) = run_file(given, "config.toml") else { return Ok(None) };
-    let config = rb_train::config::load(&config, &[])?;
-    match config.data.paths.iter().find(|path| is_prepared(path)) {
-        Some(folder) => Ok(side(Prepared::open(folder).map_err(Failure::failed)?)),
-        None => Ok(None),
+/// Tokens of the run that a model belongs to: its own files, or the prepared data that it was trained on.
+#[derive(Default)]
+struct RunTokens {
+    train: Option<TokenData>,
+    validation: Option<TokenData>,
+}
+
+impl RunTokens {
+    fn open(given: &Path, tokenizer: &Tokenizer) -> Result<RunTokens, Failure> {
+        let own = |name| {
+            run_file(given, name).map(|path| TokenData::open(&path).map_err(Failure::failed)).transpose()
+        };
+        let mut run = RunTokens { train: own("data/train.bin")?, validation: own("data/validation.bin")? };
+        if run.train.is_none()
+            && let Some(config) = run_file(given, "config.toml")
+            && let config = rb_train::config::load(&config, &[])?
+            && let Some(folder) = config.data.paths.iter().find(|path| is_prepared(path))
+        {
+            let prepared = Prepared::open(folder).map_err(Failure::failed)?;
+            run = RunTokens { train: Some(prepared.train), validation: prepared.validation };
+        }
+        for data in run.train.iter().chain(&run.validation) {
+            data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
+        }
+        Ok(run)
     }
 }
 
 /// The documents of the run's validation side, as text again.
-fn held_out(given: &Path, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
-    let Some(data) = run_tokens(given, "data/validation.bin", |prepared| prepared.validation)? else {
+fn held_out(given: &Path, data: Option<&TokenData>, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
+    let Some(data) = data else {
         let what = "belongs to no run that held text out; name a text with --data";
         return Err(Failure::new(2, format!("{}: {what}", given.display())));
     };
-    data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
     let mut texts = Vec::new();
     for document in 0..data.num_documents() {
         let start = data.document_start(document).unwrap_or(0);
@@ -176,15 +191,6 @@ fn held_out(given: &Path, tokenizer: &Tokenizer) -> Result<Vec<Text>, Failure> {
         texts.push(Text { language: "held_out".into(), text });
     }
     Ok(texts)
-}
-
-/// From the training tokens of the run that the model belongs to, where they are there.
-fn unigram(given: &Path, tokenizer: &Tokenizer, vocab_size: usize) -> Result<Option<Unigram>, Failure> {
-    let Some(data) = run_tokens(given, "data/train.bin", |prepared| Some(prepared.train))? else {
-        return Ok(None);
-    };
-    data.check_tokenizer(tokenizer).map_err(Failure::failed)?;
-    Ok(Some(Unigram::of_training(&data, vocab_size)))
 }
 
 fn print_languages(reports: &[LanguageReport], unigram: &Unigram) {

@@ -13,6 +13,7 @@ mod model;
 mod panic;
 mod plan;
 mod progress;
+mod stop;
 mod tokenizer;
 mod train;
 mod verify;
@@ -89,16 +90,28 @@ impl Failure {
 
 impl From<rb_train::TrainError> for Failure {
     fn from(error: rb_train::TrainError) -> Self {
-        Failure::new(error.exit_code(), explained(&error))
+        let mut message = explained(&error);
+        if refusal(&error).is_some_and(rb_train::observe::may_continue) {
+            message.push_str(", then continue with --resume");
+        }
+        Failure::new(error.exit_code(), message)
     }
+}
+
+/// What the operating system refused, if that led to the error. Readers of compressed files give errors of the same type,
+/// which say themselves what is wrong.
+fn refusal<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e std::io::Error> {
+    let mut all = std::iter::successors(Some(error), |e| e.source());
+    let refusal = all.find_map(|e| e.downcast_ref::<std::io::Error>())?;
+    use std::io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
+    let of_a_reader = [InvalidData, InvalidInput, Other, UnexpectedEof].contains(&refusal.kind());
+    (refusal.get_ref().is_none() || !of_a_reader).then_some(refusal)
 }
 
 /// The message of an error; where the operating system refused something, with what the user can do about it.
 fn explained(error: &(dyn std::error::Error + 'static)) -> String {
     let message = error.to_string();
-    let refusal =
-        std::iter::successors(Some(error), |e| e.source()).find_map(|e| e.downcast_ref::<std::io::Error>());
-    match refusal.map(rb_train::observe::remedy) {
+    match refusal(error).map(rb_train::observe::remedy) {
         Some(remedy) if !message.contains(remedy) => format!("{message}; {remedy}"),
         _ => message,
     }

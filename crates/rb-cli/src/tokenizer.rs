@@ -12,7 +12,7 @@ use rb_data::{
 };
 use rb_train::observe::TokenizerPage;
 
-use crate::Failure;
+use crate::{Failure, stop};
 
 #[derive(Subcommand)]
 pub(crate) enum TokenizerCommand {
@@ -171,6 +171,7 @@ pub(crate) fn checked_fraction(name: &str, value: f64) -> Result<f64, Failure> {
 
 fn train(args: &TrainArgs) -> Result<(), Failure> {
     let held_out = checked_fraction("--held-out", args.held_out)?;
+    rb_data::atomic::check(&args.out).map_err(Failure::failed)?;
     let (corpus, languages) = args.text.open()?;
     let mut config = TokenizerConfig {
         vocab_size: args.vocab_size,
@@ -194,13 +195,12 @@ fn train(args: &TrainArgs) -> Result<(), Failure> {
     if !args.special_tokens.is_empty() {
         config.special_tokens.clone_from(&args.special_tokens);
     }
-    let kept = |document: &Document| held_out == 0.0 || side_of(&document.text, held_out) == Side::Train;
-    let texts = corpus.documents().filter(|document| document.as_ref().map_or(true, kept));
-    let texts = texts.map(|document| {
-        let document = document?;
-        let language = languages.of(&document).unwrap_or(usize::MAX);
-        Ok((document.text, language))
+    let groups = languages.clone();
+    let texts = corpus.read_ahead(move |document: &Document| {
+        let kept = held_out == 0.0 || side_of(&document.text, held_out) == Side::Train;
+        kept.then(|| groups.of(document).unwrap_or(usize::MAX))
     });
+    let texts = texts.map(|item| item.map(|(document, language)| (document.text, language)));
     let (tokenizer, report) =
         Tokenizer::train_weighted(texts, &languages.weights(), &config).map_err(Failure::failed)?;
     let named = languages.list().iter().map(|l| l.name.as_str()).chain(["(no language)"]);
@@ -231,11 +231,14 @@ fn train(args: &TrainArgs) -> Result<(), Failure> {
 
 fn report(args: &ReportArgs) -> Result<(), Failure> {
     let held_out = checked_fraction("--held-out", args.held_out)?;
+    for path in args.html.iter().chain(&args.json) {
+        rb_data::atomic::check(path).map_err(Failure::failed)?;
+    }
     let tokenizer = Tokenizer::load(&args.tokenizer).map_err(Failure::failed)?;
     let (corpus, languages) = args.text.open()?;
     let options = FertilityOptions { held_out, max_chars: args.max_chars };
-    let report =
-        fertility::measure(corpus.documents(), &tokenizer, &languages, options).map_err(Failure::failed)?;
+    let report = fertility::measure(corpus.documents_ahead(), &tokenizer, &languages, options)
+        .map_err(Failure::failed)?;
     println!(
         "{}: {} {}, splitter {}, {}",
         args.tokenizer.display(),
@@ -303,8 +306,10 @@ fn report(args: &ReportArgs) -> Result<(), Failure> {
 fn encode(args: &EncodeArgs) -> Result<(), Failure> {
     let tokenizer = Tokenizer::load(&args.tokenizer).map_err(Failure::failed)?;
     let (corpus, _) = args.text.open()?;
+    let stop = stop::on_signal("stopping, nothing is kept")?;
+    let documents = stop::until(&stop, corpus.documents_ahead());
     let result = rb_data::atomic::replace(&args.out, |out| -> rb_data::Result<()> {
-        rb_data::token_file::encode_ordered(corpus.documents(), &tokenizer, |document, ids| {
+        rb_data::token_file::encode_ordered(documents, &tokenizer, |document, ids| {
             let file = document.file.display().to_string();
             let line = serde_json::json!({"file": file, "line": document.line, "ids": ids});
             writeln!(out, "{line}").map_err(|source| {
@@ -313,5 +318,5 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
             })
         })
     });
-    result.map_err(Failure::failed)
+    result.map_err(stop::failure)
 }

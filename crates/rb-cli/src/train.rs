@@ -1,8 +1,6 @@
 //! `rb train`
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rb_infer::SampleOptions;
 use rb_train::{Override, Trainer};
@@ -11,7 +9,7 @@ use crate::Failure;
 use crate::cli::TrainArgs;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let stop = stop_on_signal()?;
+    let stop = crate::stop::on_signal("stopping after this step")?;
     let mut overrides = args.overrides.clone();
     if !args.data.is_empty() {
         overrides.push(Override::new("data.paths", strings(&args.data)?));
@@ -38,6 +36,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     sample(&mut trainer)?;
     println!("report: {run}/report.html");
     println!("model: {run}/checkpoints/latest");
+    if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.step) {
+        println!("its held-out loss was lower at step {step}, {loss:.4}: {run}/checkpoints/best");
+    }
     Ok(())
 }
 
@@ -64,18 +65,4 @@ fn strings(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
         .map(text)
         .collect::<Option<_>>()
         .ok_or_else(|| Failure::new(2, "a path is not valid Unicode"))
-}
-
-/// The first signal asks the loop to finish its step and save; the second ends the process.
-fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    let handler = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("stopping after this step; press again to stop at once");
-    };
-    ctrlc::set_handler(handler).map_err(|e| Failure::new(1, format!("cannot watch for Ctrl-C: {e}")))?;
-    Ok(stop)
 }

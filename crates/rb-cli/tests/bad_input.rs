@@ -156,15 +156,23 @@ fn models_that_are_too_large() {
     if !std::path::Path::new("/proc/meminfo").exists() {
         return println!("skipped: the size of the memory is unknown here");
     }
-    for set in [
-        "model.hidden_size=100000000",
-        "model.num_hidden_layers=100000000",
-        "model.intermediate_size=2147483647",
-        "train.per_device_train_batch_size=2147483647",
+    let memory = ["a step needs at least", "GiB of memory", "make the model smaller"];
+    for (set, parts) in [
+        ("model.hidden_size=100000000", &memory[..]),
+        ("model.intermediate_size=2147483647", &memory),
+        ("train.per_device_train_batch_size=4000000", &memory),
+        ("model.num_hidden_layers=100000000", &["num_hidden_layers is 100000000", "1 to 65536"]),
+        (
+            "train.per_device_train_batch_size=2147483647",
+            &["34359738352 tokens", "raise train.gradient_accumulation_steps"],
+        ),
     ] {
         let words = ["train", "tiny.toml", "--out", "run", "--set", "run.device=cpu", "--set", set];
-        place.refused(&words, 2, &["a step needs at least", "GiB of memory", "make the model smaller"]);
+        place.refused(&words, 2, parts);
         assert!(!place.path("run").exists(), "{set}");
+        if parts.len() == 2 {
+            place.refused(&["plan", "tiny.toml", "--set", set], 2, parts);
+        }
     }
 }
 

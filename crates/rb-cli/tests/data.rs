@@ -212,3 +212,59 @@ fn input_that_cannot_be_prepared() {
     );
     assert!(!place.path("ids.jsonl").exists());
 }
+
+/// Files are read at the same time and text is counted and encoded in parallel: nothing of that shows in what is written.
+#[test]
+fn any_number_of_threads_writes_the_same_bytes() {
+    let place = Place::new();
+    two_languages(&place);
+    std::fs::create_dir(place.path("text")).unwrap();
+    std::fs::rename(place.path("two.jsonl"), place.path("text/two.jsonl")).unwrap();
+    // Larger than two of the parts that are read at the same time.
+    let long: String =
+        (0..9000).map(|i| format!("{{\"text\": \"{} {i}\"}}\n", "the river ".repeat(110))).collect();
+    assert!(long.len() > 9 << 20);
+    place.write("text/a.jsonl", &long);
+    (0..9).for_each(|i| drop(place.write(&format!("text/{i}.txt"), format!("the boat number {i} "))));
+    let mut written: Vec<Vec<(String, Vec<u8>)>> = Vec::new();
+    for threads in ["1", "2", "5"] {
+        let (tokenizer, out) = (format!("{threads}.json"), format!("prepared{threads}"));
+        let train =
+            ["tokenizer", "train", "text", "--vocab-size", "330", "--held-out", "0.2", "--out", &tokenizer];
+        place.good(&[&["--threads", threads], &train[..]].concat());
+        let prepare =
+            ["data", "prepare", "text", "--tokenizer", &tokenizer, "--out", &out, "--shard-tokens", "300000"];
+        place.good(&[&["--threads", threads], &prepare[..]].concat());
+        let files = std::fs::read_dir(place.path(&out)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = files
+            .map(|path| {
+                (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap())
+            })
+            .collect();
+        files.sort();
+        written.push(files);
+    }
+    let names: Vec<&str> = written[0].iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"train-00001.rbt") && names.contains(&"tokenizer.json"), "{names:?}");
+    assert!(written[1] == written[0] && written[2] == written[0]);
+}
+
+#[test]
+fn outputs_and_weights_that_cannot_be() {
+    let place = Place::new();
+    two_languages(&place);
+    let train = |out| ["tokenizer", "train", "missing.jsonl", "--out", out];
+    // Before the text is looked at.
+    place.refused(&train("no/such/t.json"), 1, &["no/such/t.json", "check the path"]);
+    std::fs::create_dir(place.path("folder")).unwrap();
+    place.refused(&train("folder"), 1, &["cannot write folder", "a file and a folder are mixed up"]);
+    place.refused(&train("t.json"), 1, &["missing.jsonl does not exist"]);
+    place.good(&["tokenizer", "train", "two.jsonl", "--vocab-size", "600", "--out", "t.json"]);
+    let heavy = ["--mixture", "tokens", "--language", EN, "--language", "bn,field=lang=bn,weight=1e9"];
+    let prepare = ["data", "prepare", "two.jsonl", "--tokenizer", "t.json", "--out", "prepared"];
+    let parts = ["bn would be repeated", "at most 1000 times", "lower its weight"];
+    place.refused(&[&prepare[..], &heavy].concat(), 1, &parts);
+    let names = std::fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().contains("prepared")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}

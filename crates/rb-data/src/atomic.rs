@@ -25,6 +25,36 @@ impl FileError {
     }
 }
 
+/// Checks that a file can be put at `path`, for a command that would know only after hours of work.
+///
+/// # Errors
+/// A folder that does not exist; a folder, a device or a pipe at `path`, which is never replaced.
+pub fn check(path: &Path) -> Result<(), FileError> {
+    let refuse = |source| Err(FileError { action: "write", path: path.to_path_buf(), source });
+    if let Ok(metadata) = fs::metadata(path)
+        && !metadata.is_file()
+    {
+        return refuse(match metadata.is_dir() {
+            true => io::Error::from(io::ErrorKind::IsADirectory),
+            false => {
+                io::Error::other("it is a device or a pipe, and files appear whole by a rename; name a file")
+            }
+        });
+    }
+    match fs::metadata(folder_of(path)) {
+        Ok(folder) if folder.is_dir() => Ok(()),
+        Ok(_) => refuse(io::ErrorKind::NotADirectory.into()),
+        Err(e) => refuse(e),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Writes `bytes` to `path`; an existing file is replaced only once the new one is on disk.
 ///
 /// # Errors
@@ -62,6 +92,7 @@ pub(crate) struct AtomicFile {
 impl AtomicFile {
     /// Creates the temporary file, readable and writable.
     pub(crate) fn create(target: &Path) -> Result<Self, FileError> {
+        check(target)?;
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().unwrap_or_default());
         name.push(format!(".tmp-{}", std::process::id()));
@@ -86,12 +117,8 @@ impl AtomicFile {
         self.file.sync_all().map_err(FileError::new("flush to disk", &self.target))?;
         fs::rename(&self.temporary, &self.target).map_err(FileError::new("replace", &self.target))?;
         self.committed = true;
-        let folder = match self.target.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
         // Some file systems cannot sync a folder; the rename itself has succeeded by now.
-        if let Ok(dir) = File::open(&folder) {
+        if let Ok(dir) = File::open(folder_of(&self.target)) {
             let _ = dir.sync_all();
         }
         Ok(())
@@ -143,6 +170,21 @@ mod tests {
     fn missing_folder_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let err = write(&dir.path().join("no/such/a.json"), b"x").unwrap_err().to_string();
-        assert!(err.contains("cannot create") && err.contains("no/such"), "{err}");
+        assert!(err.contains("cannot write") && err.contains("no/such"), "{err}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_files_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let err = write(dir.path(), b"x").unwrap_err();
+        assert_eq!(err.source.kind(), io::ErrorKind::IsADirectory, "{err}");
+        let socket = dir.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let err = write(&socket, b"x").unwrap_err().to_string();
+        assert!(err.contains("device or a pipe"), "{err}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let err = check(&dir.path().join("socket/a.json")).unwrap_err();
+        assert_eq!(err.source.kind(), io::ErrorKind::NotADirectory, "{err}");
     }
 }

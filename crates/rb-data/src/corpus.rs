@@ -12,15 +12,18 @@
 //! Text is taken as it is, Windows line ends included; only a byte-order mark at the start of a file is dropped.
 //! Documents without any character are skipped and counted.
 
+mod ahead;
 mod compressed;
 mod documents;
 mod parquet_file;
+mod part;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+pub use ahead::ReadAhead;
 use compressed::Compression;
 pub use documents::Documents;
 use walkdir::WalkDir;
@@ -276,6 +279,24 @@ impl Corpus {
     /// comes after an error.
     pub fn documents(&self) -> Documents<'_> {
         Documents::new(&self.sources, &self.options, &self.told_of_empty)
+    }
+
+    /// As [`Corpus::documents`], read ahead on as many threads as the current pool of rayon has: files, and parts of
+    /// large `.jsonl` and `.parquet` files, at the same time, but no more than some 64 MiB of text, or one document.
+    /// Documents, their order, errors and counts are those of [`Corpus::documents`].
+    ///
+    /// `judge` says on the reading thread what else is wanted of a document: it is left out for `None`. Lines of a
+    /// `.jsonl` file are not known yet then: `judge` sees them counted from some line before.
+    pub fn read_ahead<A: Send + 'static>(
+        &self,
+        judge: impl Fn(&Document) -> Option<A> + Send + Sync + 'static,
+    ) -> ReadAhead<A> {
+        ReadAhead::new(self.clone(), Box::new(judge))
+    }
+
+    /// [`Corpus::read_ahead`] of every document.
+    pub fn documents_ahead(&self) -> impl Iterator<Item = Result<Document>> + Send + use<> {
+        self.read_ahead(|_| Some(())).map(|item| item.map(|(document, ())| document))
     }
 
     /// Reads everything once and counts.

@@ -344,6 +344,9 @@ pub enum DataError {
         /// Range.
         expected: &'static str,
     },
+    /// The user has stopped it.
+    #[error("stopped; nothing is written")]
+    Stopped,
     /// Too few tokens to predict anything.
     #[error("{}: {tokens} tokens, expected at least 2 (an input and its next token); add text", path.display())]
     TooFewTokens {
@@ -391,6 +394,18 @@ impl DataError {
             return DataError::NotFound { path: path.to_path_buf() };
         }
         DataError::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// The same error in a file with `lines` more lines before it.
+    pub(crate) fn lines_later(mut self, lines: u64) -> Self {
+        match &mut self {
+            DataError::LineTooLong { line, .. }
+            | DataError::Json { line, .. }
+            | DataError::MissingText { line, .. }
+            | DataError::WrongTextType { line, .. } => *line += lines,
+            _ => {}
+        }
+        self
     }
 }
 

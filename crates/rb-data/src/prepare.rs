@@ -143,7 +143,7 @@ fn write(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PreparedIndex> {
     let entries = &staged.entries;
-    let (copies, repeats) = mixture::copies(entries, languages, options.mixture.as_ref());
+    let (copies, repeats) = mixture::copies(entries, languages, options.mixture.as_ref())?;
     let mut train: Vec<u32> = Vec::with_capacity(entries.len());
     for (number, entry) in entries.iter().enumerate().filter(|(_, e)| e.side == Side::Train) {
         debug_assert_eq!(entry.side, Side::Train);

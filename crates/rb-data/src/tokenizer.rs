@@ -117,6 +117,10 @@ pub struct Tokenizer {
     pieces: Vec<Option<Box<[u8]>>>,
     special: Vec<bool>,
     eos_id: u32,
+    /// The token before a text without another beginning, where it is not `eos_id`.
+    bos_id: Option<u32>,
+    /// What the file's template puts before a text.
+    template: Vec<u32>,
     /// Whether decoding is joining the bytes of the tokens.
     byte_level: bool,
     /// Whether text may be cut at the boundaries that `splitter.rs` defines.
@@ -170,6 +174,7 @@ impl Tokenizer {
     ///
     /// The end-of-document token is `eos_token` of the `tokenizer_config.json` beside it; without that file, the
     /// only special token, or the one with a well-known name, or (in files that this crate wrote) the first one.
+    /// [`Tokenizer::bos_id`] is `bos_token` of that file, or what the template of `tokenizer.json` begins with.
     /// Truncation and padding set in the file are ignored, so no text is cut.
     ///
     /// # Errors
@@ -177,9 +182,13 @@ impl Tokenizer {
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| DataError::io("read", path, e))?;
-        let eos = folder::configured_eos(path)?;
-        Self::from_json(&bytes, eos.as_deref())
-            .map_err(|reason| DataError::BadTokenizerFile { path: path.to_path_buf(), reason })
+        let folder::Configured { eos, bos } = folder::configured(path)?;
+        let refuse = |reason| DataError::BadTokenizerFile { path: path.to_path_buf(), reason };
+        let mut tokenizer = Self::from_json(&bytes, eos.as_deref()).map_err(refuse)?;
+        if let Some(name) = bos {
+            tokenizer.bos_id = Some(tokenizer.configured_id("bos_token", &name).map_err(refuse)?);
+        }
+        Ok(tokenizer)
     }
 
     /// Writes `tokenizer.json` to `path`: temporary name, fsync, rename.
@@ -293,6 +302,19 @@ impl Tokenizer {
         self.eos_id
     }
 
+    /// Id of the token that stands before a text without another beginning: the one that ends documents, unless the file
+    /// has one that begins them.
+    pub fn bos_id(&self) -> u32 {
+        self.bos_id.unwrap_or(self.eos_id)
+    }
+
+    /// Special tokens that the file's template puts before a text, as Llama 3's does and files of this crate do not.
+    /// `transformers` adds them when it encodes a text; [`Tokenizer::encode`] leaves that to whoever begins one. What a
+    /// template puts after a text is not for models that continue it.
+    pub fn template(&self) -> &[u32] {
+        &self.template
+    }
+
     /// Bytes that `id` stands for: of a special token its name, `None` for an id without a token.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id as usize)?.as_deref()
@@ -390,6 +412,8 @@ impl Tokenizer {
             pieces,
             special,
             eos_id: 0,
+            bos_id: None,
+            template: Vec::new(),
             byte_level,
             chunked: false,
             splitter: splitter::own(&json["pre_tokenizer"]),
@@ -407,6 +431,8 @@ impl Tokenizer {
             }
         }
         tokenizer.eos_id = tokenizer.find_eos(eos, own.is_some())?;
+        tokenizer.template = tokenizer.find_template()?;
+        tokenizer.bos_id = tokenizer.template.first().copied();
         let compact = tokenizer.inner.to_string(false).map_err(|e| e.to_string())?;
         let hash = Sha256::new().chain_update(compact).chain_update(tokenizer.eos_id.to_le_bytes());
         tokenizer.sha256 = hash.finalize().into();
@@ -418,13 +444,23 @@ impl Tokenizer {
         self.inner.get_added_tokens_decoder().values().all(|token| token.special)
     }
 
+    fn configured_id(&self, key: &str, name: &str) -> std::result::Result<u32, String> {
+        self.inner.token_to_id(name).ok_or_else(|| {
+            format!("{key} {name:?} of tokenizer_config.json is not in the vocabulary; correct that file")
+        })
+    }
+
+    /// What stands before the ids of a text once the template is applied to it.
+    fn find_template(&self) -> std::result::Result<Vec<u32>, String> {
+        let ids = |special| self.inner.encode_fast("a", special).map(|e| e.get_ids().to_vec());
+        let (plain, whole) = (ids(false).map_err(|e| e.to_string())?, ids(true).map_err(|e| e.to_string())?);
+        let start = whole.windows(plain.len().max(1)).position(|part| part == plain);
+        Ok(whole[..start.unwrap_or(0)].to_vec())
+    }
+
     fn find_eos(&self, configured: Option<&str>, own: bool) -> std::result::Result<u32, String> {
         if let Some(name) = configured {
-            return self.inner.token_to_id(name).ok_or_else(|| {
-                format!(
-                    "eos_token {name:?} of tokenizer_config.json is not in the vocabulary; correct that file"
-                )
-            });
+            return self.configured_id("eos_token", name);
         }
         let special = self.special_tokens();
         let known =

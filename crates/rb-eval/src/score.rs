@@ -23,7 +23,8 @@ pub struct Request {
 
 impl Request {
     /// A pair of texts. They are encoded together and then parted after as many tokens as the context has alone; spaces
-    /// at the end of the context belong to the continuation. An empty context is the token that ends a document.
+    /// at the end of the context belong to the continuation. Before the context stands what the tokenizer's template
+    /// puts there; an empty context is the token that begins texts.
     ///
     /// **Source** `TemplateLM._encode_pair` of lm-evaluation-harness.
     ///
@@ -32,14 +33,14 @@ impl Request {
     pub fn encode(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Result<Request> {
         if context.is_empty() {
             let continuation = tokenizer.encode(continuation)?;
-            return Ok(Request { context: vec![tokenizer.eos_id()], continuation });
+            return Ok(Request { context: vec![tokenizer.bos_id()], continuation });
         }
-        let trimmed = context.trim_end();
+        let trimmed = tokenizer.encode(context.trim_end())?;
         let whole = tokenizer.encode(&format!("{context}{continuation}"))?;
-        let mut context = tokenizer.encode(trimmed)?;
-        let continuation = whole.get(context.len()..).unwrap_or_default().to_vec();
+        let continuation = whole.get(trimmed.len()..).unwrap_or_default().to_vec();
+        let mut context = [tokenizer.template(), &trimmed].concat();
         if context.is_empty() {
-            context.push(tokenizer.eos_id());
+            context.push(tokenizer.bos_id());
         }
         Ok(Request { context, continuation })
     }
@@ -257,6 +258,50 @@ pub(crate) mod tests {
         assert_eq!(
             (bare.context, bare.continuation),
             (vec![tokenizer.eos_id()], tokenizer.encode("the river").unwrap())
+        );
+    }
+
+    /// As Llama 3's tokenizer: a template with a token before each text, which is not the one that ends it.
+    #[test]
+    fn a_template_begins_every_context() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "the boat on the river and the house by the river ".repeat(8);
+        let special_tokens = vec!["<end>".to_string(), "<begin>".to_string()];
+        let config = TokenizerConfig { vocab_size: 290, special_tokens, ..TokenizerConfig::default() };
+        let plain = Tokenizer::train(std::iter::once(Ok(text)), &config).unwrap().0;
+        let mut json: serde_json::Value = serde_json::from_str(&plain.to_json().unwrap()).unwrap();
+        json["post_processor"] = serde_json::json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<begin>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<begin>": {"id": "<begin>", "ids": [1], "tokens": ["<begin>"]}}
+        });
+        let path = dir.path().join("tokenizer.json");
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(&path).unwrap();
+        assert_eq!((tokenizer.template(), tokenizer.bos_id(), tokenizer.eos_id()), (&[1][..], 1, 0));
+        let ids = |text: &str| plain.encode(text).unwrap();
+        assert_eq!(tokenizer.encode("the boat").unwrap(), ids("the boat"), "encoding adds nothing");
+        let pair = Request::encode(&tokenizer, "the boat ", "on the river").unwrap();
+        assert_eq!(pair.context, [&[1], &ids("the boat")[..]].concat());
+        assert_eq!(pair.continuation, ids(" on the river"));
+        for blank in ["", " "] {
+            let pair = Request::encode(&tokenizer, blank, "the river").unwrap();
+            let text = if blank.is_empty() { "the river" } else { " the river" };
+            assert_eq!((pair.context, pair.continuation), (vec![1], ids(text)), "{blank:?}");
+        }
+        // What the folder says comes first, and both are written again.
+        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": "<end>"}"#).unwrap();
+        let configured = Tokenizer::load(&path).unwrap();
+        assert_eq!((configured.template(), configured.bos_id()), (&[1][..], 0));
+        tokenizer.save_folder(dir.path(), None).unwrap();
+        let read = Tokenizer::load(&path).unwrap();
+        assert_eq!((read.template(), read.bos_id(), read.eos_id()), (&[1][..], 1, 0));
+        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"bos_token": "<no>"}"#).unwrap();
+        let message = Tokenizer::load(&path).unwrap_err().to_string();
+        assert!(
+            message.contains("bos_token \"<no>\" of tokenizer_config.json is not in the vocabulary"),
+            "{message}"
         );
     }
 }

@@ -181,7 +181,8 @@ fn words(text: &str) -> usize {
 }
 
 /// Judges `texts` by language, in the order of names, and all of them together last. Each document is judged on its own,
-/// after the token that ends a document. Without a `unigram` the judged tokens give one, which is returned.
+/// after the token that begins a text, usually the one that ends a document. Tokens of a template are not judged:
+/// `lm-eval` judges a template's first token after itself, which `add_bos_token=False` takes from it. Without a `unigram` the judged tokens give one, which is returned.
 ///
 /// # Errors
 /// No text; a cost that is not finite; a token that the model does not know.
@@ -198,7 +199,7 @@ pub fn judge_texts(
     let mut owners = Vec::new();
     let mut requests = Vec::new();
     for (document, ids) in ids.iter().enumerate() {
-        let windows = Request::rolling(ids, tokenizer.eos_id(), model.positions());
+        let windows = Request::rolling(ids, tokenizer.bos_id(), model.positions());
         owners.extend(std::iter::repeat_n(document, windows.len()));
         requests.extend(windows);
     }

@@ -32,7 +32,8 @@ impl Generated {
 }
 
 /// Continues `prompt` by up to `options.max_new_tokens` tokens, ending early at the end-of-text token. `emit`
-/// gets the text as it comes, always whole characters. An empty prompt starts a new document.
+/// gets the text as it comes, always whole characters. The prompt comes after what the tokenizer's template puts before
+/// a text; an empty prompt starts a new document.
 ///
 /// A text that outgrows the model's positions goes on from its last part: see [`context_start`].
 ///
@@ -47,9 +48,9 @@ pub fn generate(
     mut emit: impl FnMut(&str),
 ) -> Result<Generated, InferError> {
     options.check()?;
-    let mut ids = tokenizer.encode(prompt)?;
+    let mut ids = [tokenizer.template(), &tokenizer.encode(prompt)?].concat();
     if ids.is_empty() {
-        ids.push(tokenizer.eos_id());
+        ids.push(tokenizer.bos_id());
     }
     let mut stream = tokenizer.decode_stream();
     let mut failed = None;

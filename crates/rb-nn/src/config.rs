@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{NnError, Result};
 
+/// Layers at most: some hundred times those of the deepest models.
+const MOST_LAYERS: usize = 1 << 16;
+
 /// Shape of a Llama-style decoder. Written in TOML under `[model]` and in `config.json`.
 ///
 /// **Source** `transformers.LlamaConfig`, `MistralConfig` and `Qwen3Config`; defaults are Llama's where one exists.
@@ -189,6 +192,10 @@ impl LlamaConfig {
             if value == 0 || value > i32::MAX as usize {
                 return Err(wrong(key, value, "1 to 2147483647"));
             }
+        }
+        // Parameters are listed before memory is asked for, and a damaged file must not make that list endless.
+        if self.num_hidden_layers > MOST_LAYERS {
+            return Err(wrong("num_hidden_layers", self.num_hidden_layers, &format!("1 to {MOST_LAYERS}")));
         }
         let heads = self.num_attention_heads;
         if !self.hidden_size.is_multiple_of(heads) && (self.head_dim.is_none() || !self.use_qk_norm) {

@@ -33,7 +33,8 @@ impl Embedding {
     /// [`NnError::NotInVocabulary`] with the place of the first bad id.
     pub fn forward<'t>(&self, tape: &'t Tape<'t>, ids: &Tensor) -> Result<Var<'t>> {
         let dtype = tape.residual_dtype();
-        let y = ops::embedding::embedding_as(&tape.param_full(self.weight)?, ids, self.vocab_size, dtype);
+        let (table, low) = tape.param_table(self.weight)?;
+        let y = ops::embedding::lookup(&table, low, ids, self.vocab_size, dtype);
         y.map_err(|e| NnError::in_batch("input_ids", ids, e))
     }
 

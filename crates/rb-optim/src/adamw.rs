@@ -146,7 +146,7 @@ struct AdamWUpdate {
     weight_decay: f64,
 }
 
-const ADAMW_STEP: Kernel = kernel!("adamw_step");
+const ADAMW_STEP: Kernel = kernel!("adamw_step", "split");
 
 impl Update<2> for AdamWUpdate {
     fn update<T: Float>(

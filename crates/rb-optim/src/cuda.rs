@@ -79,21 +79,27 @@ impl CudaState {
             launch = launch.arg(Arg::U64(number.to_bits()));
         }
         cuda::launch_on(self.gpu, launch.arg(Arg::I32(i32::from(halt))))?;
-        let (weights, working) = params.arenas_mut();
-        let weights = weights.device_mut()?;
-        let working = working.map(Arena::device_mut).transpose()?;
+        let masters = params.masters()?;
+        let (low, start) = masters.low.as_ref().map_or((None, 0), |(low, len)| (Some(low), *len));
         let state: Vec<Tensor> = state.iter_mut().map(Arena::device_mut).collect::<rb_tensor::Result<_>>()?;
         let gradients = grads.arena().view(0, [layout.numel])?;
         for (decay, range) in ranges(layout) {
             let at = |tensor: &Tensor| tensor.narrow(range.start, range.len());
-            let (p, g) = (at(&weights)?, at(&gradients)?);
-            let w = working.as_ref().map(at).transpose()?;
+            // No range is half split: what decays is, and comes first.
+            let split = low.filter(|_| range.start < start);
+            let p = match split {
+                Some(low) => at(low)?,
+                None => masters.weights.narrow(range.start - start, range.len())?,
+            };
+            let (g, w) = (at(&gradients)?, masters.working.as_ref().map(at).transpose()?);
             let s: Vec<Tensor> = state.iter().map(at).collect::<rb_tensor::Result<_>>()?;
             let groups = range.len() / 4;
             let mut launch = Launch::for_items(update.kernel, groups, 256)
                 .define("TG", g.dtype().cuda_name())
                 .define("DECAY", u8::from(decay))
                 .define("WORKING", u8::from(w.is_some()))
+                .define("SPLIT", u8::from(split.is_some()))
+                .define("TP", if split.is_some() { "u16" } else { "float" })
                 .arg(g.arg()?)
                 .arg(p.arg()?);
             for state in &s {
@@ -104,7 +110,8 @@ impl CudaState {
                 launch = launch.arg(Arg::F32(constant));
             }
             let read_and_written = 2 * (p.size_bytes() + s.iter().map(Tensor::size_bytes).sum::<usize>());
-            let moved = g.size_bytes() + read_and_written + w.as_ref().map_or(0, Tensor::size_bytes);
+            let written = w.as_ref().map_or(0, Tensor::size_bytes) * if split.is_some() { 2 } else { 1 };
+            let moved = g.size_bytes() + read_and_written + written;
             cuda::launch_on(self.gpu, launch.arg(Arg::I64(groups as i64)).moves(moved))?;
         }
         Ok(norm)

@@ -123,7 +123,7 @@ struct SgdUpdate {
     weight_decay: f64,
 }
 
-const SGD_STEP: Kernel = kernel!("sgd_step");
+const SGD_STEP: Kernel = kernel!("sgd_step", "split");
 
 impl Update<1> for SgdUpdate {
     fn update<T: Float>(

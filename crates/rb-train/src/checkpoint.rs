@@ -4,6 +4,7 @@
 //! which `transformers` loads, and `trainer/` with the optimizer's tensors and the loop's state. A folder is
 //! written under a temporary name, its files are synced, `manifest.json` lists their sizes and SHA-256, the
 //! folder is renamed, and only then does the link `latest` move to it. Nothing is deleted before that.
+//! The link `best` is the one with the lowest held-out loss of those that were evaluated at their step.
 
 mod manifest;
 mod store;
@@ -21,7 +22,7 @@ use crate::{Result, TrainError};
 
 pub use manifest::verify;
 pub(crate) use store::sweep;
-pub use store::{Found, Keep, find_latest, list, prune, step_dir};
+pub use store::{Found, Keep, find_latest, list, point_best, prune, step_dir};
 
 /// Version of `trainer/state.json`.
 const STATE_VERSION: u32 = 1;
@@ -97,11 +98,11 @@ fn write_all(dir: &Path, contents: &Contents<'_>) -> Result<()> {
     let trainer = dir.join("trainer");
     std::fs::create_dir_all(&trainer).map_err(|e| TrainError::io(&trainer, "creating", e))?;
     let config = contents.model.config();
-    let eos = i64::from(contents.tokenizer.eos_id());
+    let (bos, eos) = (contents.tokenizer.bos_id(), contents.tokenizer.eos_id());
     write_json(&dir.join("config.json"), &config.to_json_value())?;
     write_json(
         &dir.join("generation_config.json"),
-        &serde_json::json!({ "bos_token_id": eos, "eos_token_id": eos, "do_sample": true }),
+        &serde_json::json!({ "bos_token_id": bos, "eos_token_id": eos, "do_sample": true }),
     )?;
     rb_nn::weights::save_hf(contents.params, &dir.join("model.safetensors"))?;
     contents.tokenizer.save_folder(dir, Some(config.max_position_embeddings))?;

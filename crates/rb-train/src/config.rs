@@ -8,6 +8,7 @@ mod validate;
 
 use std::path::PathBuf;
 
+use rb_autograd::MasterWeights;
 use rb_nn::{LlamaConfig, Recompute};
 use rb_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,10 @@ pub struct RunSection {
     /// Element type of the gradients of parameters with bf16: `fp32`, or `bf16`, which takes half the memory and
     /// rounds sums over micro-batches.
     pub gradient_dtype: WideDtype,
+    /// How the fp32 weights of matrices are kept with bf16: `whole`, beside their bf16 copy, or `split`, as the copy and
+    /// the 16 bits that complete it, in 4 bytes instead of 6. They have the same bits in both; of a weight half way
+    /// between two bf16 numbers the split copy is the one away from zero.
+    pub master_weights: MasterChoice,
     /// Time the library's algorithms for each product on a GPU once, and keep the fastest on disk by card, driver and
     /// library. Bits repeat as long as that file stays.
     pub tune_products: bool,
@@ -84,6 +89,7 @@ impl Default for RunSection {
             precision: Precision::Auto,
             residual_dtype: WideDtype::Fp32,
             gradient_dtype: WideDtype::Fp32,
+            master_weights: MasterChoice::Whole,
             tune_products: true,
             graph: true,
             gpu_memory_budget_mib: None,
@@ -131,6 +137,25 @@ impl From<WideDtype> for DType {
         match dtype {
             WideDtype::Fp32 => DType::F32,
             WideDtype::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// How bf16 mixed precision keeps fp32 weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasterChoice {
+    /// Beside their bf16 copy.
+    Whole,
+    /// As the bf16 copy and the bits that complete it.
+    Split,
+}
+
+impl From<MasterChoice> for MasterWeights {
+    fn from(choice: MasterChoice) -> MasterWeights {
+        match choice {
+            MasterChoice::Whole => MasterWeights::Whole,
+            MasterChoice::Split => MasterWeights::Split,
         }
     }
 }
@@ -260,9 +285,14 @@ pub struct TrainSection {
     pub eval_steps: u64,
     /// Sequences of one evaluation at most; 0 is all.
     pub eval_max_sequences: usize,
+    /// Evaluations in a row without a lower held-out loss after which the run ends, as if it had done all its steps; 0
+    /// turns it off. Every step with the lowest loss so far is then saved, and `checkpoints/best` is that one.
+    pub early_stopping_patience: u64,
+    /// How much lower a held-out loss must be to count as lower, nats a token.
+    pub early_stopping_threshold: f64,
     /// Steps between checkpoints; one is always saved at the end.
     pub save_steps: u64,
-    /// Newest checkpoints that are kept; 0 keeps all.
+    /// Checkpoints that are kept: that of `checkpoints/best` and the newest, at least one of these; 0 keeps all.
     pub save_total_limit: usize,
     /// Checkpoints whose step is a multiple of this are kept for ever; 0 turns it off.
     pub save_keep_every: u64,
@@ -303,6 +333,8 @@ impl Default for TrainSection {
             logging_steps: 10,
             eval_steps: 100,
             eval_max_sequences: 0,
+            early_stopping_patience: 0,
+            early_stopping_threshold: 0.0,
             save_steps: 200,
             save_total_limit: 3,
             save_keep_every: 0,

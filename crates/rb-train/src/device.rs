@@ -52,9 +52,13 @@ pub fn precision(run: &RunSection, device: Device) -> Result<Precision> {
     }
 }
 
-/// bf16 mixed precision with the run's residual stream and gradients.
+/// bf16 mixed precision with the run's residual stream, gradients and weights.
 pub(crate) fn mixed(run: &RunSection) -> Precision {
-    Precision::Bf16 { residual: run.residual_dtype.into(), gradients: run.gradient_dtype.into() }
+    Precision::Bf16 {
+        residual: run.residual_dtype.into(),
+        gradients: run.gradient_dtype.into(),
+        master: run.master_weights.into(),
+    }
 }
 
 /// A budget in MiB as bytes.

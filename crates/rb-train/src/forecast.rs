@@ -332,14 +332,7 @@ impl Forecast {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Ok(size) = &self.text {
-            let passes = self.tokens() / size.tokens;
-            if passes > EPOCHS {
-                warnings.push(format!(
-                    "the run reads its text {passes:.1} times; beyond {EPOCHS} times repeated text is worth less \
-                     and less, beyond 40 nothing (arXiv:2305.16264): add text, or lower train.max_steps to {}",
-                    (EPOCHS * size.tokens / self.step_tokens).floor()
-                ));
-            }
+            warnings.extend(repetition(self.max_steps, self.step_tokens, size.tokens));
         }
         if let (Ok(speed), Some(hours)) = (&self.speed, self.hours)
             && self.tokens() / speed.tokens_per_s > hours * 3600.0
@@ -348,6 +341,23 @@ impl Forecast {
         }
         warnings
     }
+}
+
+/// What to tell the user of a run that reads its text too often: `max_steps` steps of `step_tokens` tokens on
+/// `text_tokens` training tokens.
+pub fn repetition(max_steps: u64, step_tokens: f64, text_tokens: f64) -> Option<String> {
+    let passes = max_steps as f64 * step_tokens / text_tokens;
+    (passes > EPOCHS).then(|| {
+        // A text of a few steps has no length of run that would do it justice.
+        let fewer = match (EPOCHS * text_tokens / step_tokens).floor() {
+            0.0 => String::new(),
+            steps => format!(", or lower train.max_steps to {steps}"),
+        };
+        format!(
+            "the run reads its text {passes:.1} times; beyond {EPOCHS} times repeated text is worth less and less, \
+             beyond 40 nothing (arXiv:2305.16264): add text{fewer}"
+        )
+    })
 }
 
 fn whole(count: f64) -> String {

@@ -12,6 +12,7 @@
 //! | [`checkpoint`] | whole, checked, atomic checkpoints |
 //! | [`verify`] | checks of the loop's parts |
 //! | [`guard`] | spikes of loss and gradient norm |
+//! | [`held_out`] | where the held-out loss was lowest, and whether it rises |
 //! | [`statistics`] | sizes of activations, gradients and weights by layer |
 //! | [`observe`] | metrics, TensorBoard, progress, report |
 
@@ -21,6 +22,7 @@ mod device;
 mod error;
 pub mod forecast;
 pub mod guard;
+pub mod held_out;
 mod host_memory;
 pub mod observe;
 pub mod plan;

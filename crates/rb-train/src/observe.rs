@@ -34,7 +34,7 @@ mod tensorboard;
 mod testing;
 mod tokenizer_page;
 
-pub use error::{ObserveError, remedy};
+pub use error::{ObserveError, may_continue, remedy};
 pub use human::grouped;
 pub(crate) use human::loss as human_loss;
 pub use memory::{keep_freed_memory, resident_bytes};

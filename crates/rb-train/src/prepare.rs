@@ -57,10 +57,13 @@ pub fn prepare(config: &Config, run: &RunDir, say: &mut dyn FnMut(&str)) -> Resu
         let held_out =
             if plan.mode() == SplitMode::Documents { config.data.validation_fraction } else { 0.0 };
         let options = FertilityOptions { held_out, ..FertilityOptions::default() };
-        check_fertility(&fertility::measure(corpus.documents(), &tokenizer, &languages, options)?, say)?;
+        check_fertility(
+            &fertility::measure(corpus.documents_ahead(), &tokenizer, &languages, options)?,
+            say,
+        )?;
     }
     tokenizer.save(run.tokenizer())?;
-    let documents = corpus.documents().map(|d| d.map(|d| d.text));
+    let documents = corpus.documents_ahead().map(|d| d.map(|d| d.text));
     let (train, validation) =
         token_file::build_split(documents, &tokenizer, &plan, run.train_tokens(), run.validation_tokens())?;
     let held_out = validation.as_ref().map_or((0, 0, 0), |v| (v.documents, v.tokens, v.text_chars));
@@ -211,7 +214,7 @@ pub fn open(config: &Config, run: &RunDir) -> Result<Data> {
 
 fn plan(config: &Config, corpus: &Corpus) -> Result<SplitPlan> {
     let split = SplitConfig { val_fraction: config.data.validation_fraction };
-    Ok(SplitPlan::new(corpus.documents(), split)?)
+    Ok(SplitPlan::new(corpus.documents_ahead(), split)?)
 }
 
 /// Says what each declared language gets, and refuses a tokenizer that serves one too badly.
@@ -257,7 +260,7 @@ fn train_tokenizer(
         normalization: config.tokenizer.normalization,
         ..TokenizerConfig::default()
     };
-    let texts = corpus.documents().map(|document| {
+    let texts = corpus.documents_ahead().map(|document| {
         let document = document?;
         let language = languages.of(&document).unwrap_or(usize::MAX);
         Ok((plan.split(&document.text).0.to_string(), language))

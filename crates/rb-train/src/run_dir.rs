@@ -6,7 +6,7 @@
 //!   tokenizer.json
 //!   data/train.bin     tokens; data/validation.bin where text is held out
 //!   metrics.jsonl  tensorboard/  report.html  sample.txt
-//!   checkpoints/step-N/  checkpoints/latest
+//!   checkpoints/step-N/  checkpoints/latest  checkpoints/best
 //! ```
 
 use std::fs::{File, TryLockError};

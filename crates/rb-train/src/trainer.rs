@@ -1,6 +1,7 @@
 //! The training loop.
 
 mod build;
+mod held_out;
 mod observer;
 mod spikes;
 
@@ -63,8 +64,12 @@ pub struct Outcome {
     pub step: u64,
     /// Whether a stop was asked for before the last step.
     pub interrupted: bool,
+    /// Whether `train.early_stopping_patience` ended the run.
+    pub stopped_early: bool,
     /// Last held-out loss, nats a token.
     pub eval_loss: Option<f64>,
+    /// Step and held-out loss of `checkpoints/best`.
+    pub best: Option<(u64, f64)>,
 }
 
 /// A step whose numbers may still be on their way from the device.
@@ -92,10 +97,11 @@ impl Trainer {
             println!("{line}");
         }
         let data = prepare::prepare(&config, &run, &mut |line| println!("{line}"))?;
+        held_out::check_early_stopping(&config, &data)?;
         match &start {
             None => {
                 config.model.vocab_size = data.tokenizer.vocab_size();
-                config.model.bos_token_id = Some(data.tokenizer.eos_id());
+                config.model.bos_token_id = Some(data.tokenizer.bos_id());
             }
             Some(folder) => {
                 start::check_tokenizer(&data.tokenizer, folder)?;
@@ -111,6 +117,7 @@ impl Trainer {
             start::load(&mut trainer.params, folder)?;
             trainer.observer.say(&format!("weights: those of {}", folder.display()));
         }
+        trainer.warn_of_repetition()?;
         Ok(trainer)
     }
 
@@ -135,6 +142,7 @@ impl Trainer {
         let state = checkpoint::read_state(&found.path)?;
         let device = crate::device::select(&config.run)?;
         let data = prepare::open(&config, &run)?;
+        held_out::check_early_stopping(&config, &data)?;
         let observer = Observer::resume(&run, &config, state.step)?;
         let mut trainer = Trainer::assemble(config, run, data, observer, device)?;
         checkpoint::restore(&found.path, &state, &mut trainer.params, trainer.optimizer.as_mut())?;
@@ -158,6 +166,9 @@ impl Trainer {
             EventKind::Resume,
             format!("resumed at step {} from {origin}", state.step),
         )?;
+        if changes.iter().any(|(key, ..)| key == "train.max_steps") {
+            trainer.warn_of_repetition()?;
+        }
         if !changes.is_empty() {
             let text = trainer.config.to_toml()?;
             rb_data::atomic::write(&trainer.run.config(), text.as_bytes())?;
@@ -283,7 +294,8 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         let total = self.config.train.max_steps;
         let mut eval_loss = None;
-        while self.step < total && !stop.load(Ordering::Relaxed) {
+        let mut given_up = None;
+        while self.step < total && given_up.is_none() && !stop.load(Ordering::Relaxed) {
             let batches = self.next_batches();
             self.train_step(batches)?;
             let last = self.step == total;
@@ -295,17 +307,20 @@ impl Trainer {
             self.settle(lag)?;
             if every(self.config.train.eval_steps) || (last && self.config.train.eval_steps != 0) {
                 eval_loss = self.evaluate()?.or(eval_loss);
+                given_up = self.given_up();
             }
-            if every(self.config.train.save_steps) || last {
+            if every(self.config.train.save_steps) || last || self.is_best_to_keep() {
                 self.save()?;
             }
         }
         self.settle(0)?;
-        let interrupted = self.step < total;
-        if interrupted {
+        let stopped_early = given_up.is_some();
+        let interrupted = self.step < total && !stopped_early;
+        if self.step < total {
             self.save()?;
         }
-        let reason = if interrupted { "interrupted; the state is saved" } else { "all steps are done" };
+        let usual = if interrupted { "interrupted; the state is saved" } else { "all steps are done" };
+        let reason = given_up.unwrap_or_else(|| usual.into());
         self.observer.event(self.step, EventKind::Stop, reason)?;
         self.observer.finish(self.step)?;
         match self.observer.verdict() {
@@ -314,7 +329,10 @@ impl Trainer {
                     "{refusal}; the state is saved, and no figure of this run is shown or plotted"
                 ),
             }),
-            _ => Ok(Outcome { step: self.step, interrupted, eval_loss }),
+            _ => {
+                let best = self.best_checkpoint()?;
+                Ok(Outcome { step: self.step, interrupted, stopped_early, eval_loss, best })
+            }
         }
     }
 
@@ -470,15 +488,6 @@ impl Trainer {
         }
     }
 
-    fn evaluate(&mut self) -> Result<Option<f64>> {
-        let Some(data) = self.data.validation.clone() else { return Ok(None) };
-        let started = std::time::Instant::now();
-        let text_bytes = data.text_bytes();
-        let (loss, tokens, whole) = evaluate_on(&self.model, &self.params, data, &self.config)?;
-        self.observer.evaluation(self.step, loss, tokens, whole.then_some(text_bytes), started.elapsed())?;
-        Ok(Some(loss))
-    }
-
     /// Saves a checkpoint of the state between two steps.
     pub fn save(&mut self) -> Result<std::path::PathBuf> {
         let dir = checkpoint::step_dir(&self.run.checkpoints(), self.step);
@@ -506,9 +515,10 @@ impl Trainer {
             },
         )?;
         self.saved_step = Some(self.step);
-        let keep =
-            Keep { last: self.config.train.save_total_limit, every: self.config.train.save_keep_every };
-        checkpoint::prune(&self.run.checkpoints(), keep)?;
+        let best = self.best_checkpoint()?.map(|(step, _)| step);
+        checkpoint::point_best(&self.run.checkpoints(), best)?;
+        let (last, every) = (self.config.train.save_total_limit, self.config.train.save_keep_every);
+        checkpoint::prune(&self.run.checkpoints(), Keep { last, every, best })?;
         let size = crate::observe::grouped(self.params.layout().num_parameters() as u64);
         self.observer.pause(started.elapsed());
         self.observer.event(

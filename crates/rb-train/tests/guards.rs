@@ -32,6 +32,10 @@ save_steps = 10
 fn run(dir: &Path, overrides: &[&str]) -> (Result<Outcome, TrainError>, PathBuf) {
     let text: String =
         (0..60).map(|i| format!("line {i} of the river and the boat number {}\n", i * 7 % 11)).collect();
+    run_on(dir, &text, overrides)
+}
+
+fn run_on(dir: &Path, text: &str, overrides: &[&str]) -> (Result<Outcome, TrainError>, PathBuf) {
     std::fs::write(dir.join("text.txt"), text).unwrap();
     std::fs::write(dir.join("tiny.toml"), CONFIG).unwrap();
     let out = dir.join("run");
@@ -145,10 +149,85 @@ fn a_roll_back_takes_the_weights_of_the_newest_checkpoint() {
     let settings =
         [TOUCHY, "train.learning_rate=1e-3", "train.on_spike=rollback", "train.save_total_limit=0"];
     let (ended, out) = run(dir.path(), &settings);
-    let messages = events(&out, EventKind::Warning);
+    let mut messages = events(&out, EventKind::Warning);
+    messages.retain(|message| message.contains("robust deviations"));
     assert!(messages[0].contains("those after step 20 again (1 of at most 3 times)"), "{messages:?}");
     // Three times at most, then it stops.
     assert_eq!(messages.iter().filter(|m| m.contains("again (")).count(), 3);
     let error = ended.unwrap_err();
     assert!(error.exit_code() == 3 && error.to_string().contains("often enough"), "{error}");
+}
+
+/// The tail, which is held out, has nothing of the rest: whatever is learned makes its loss rise.
+fn alien_tail() -> String {
+    "the river and the boat on the river\n".repeat(40) + &"QZ9#VK7%XJ3&WP5@".repeat(22)
+}
+
+const WATCHED: [&str; 4] = [
+    "train.eval_steps=2",
+    "train.save_steps=1000",
+    "train.learning_rate=2e-2",
+    "train.lr_scheduler_type=constant",
+];
+
+#[test]
+fn a_held_out_loss_that_rises_is_said_once_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = [&WATCHED[..], &["train.max_steps=120"]].concat();
+    let (ended, out) = run_on(dir.path(), &alien_tail(), &long);
+    let outcome = ended.unwrap();
+    assert_eq!((outcome.step, outcome.stopped_early), (120, false));
+    let warnings = events(&out, EventKind::Warning);
+    let said: Vec<&String> = warnings.iter().filter(|m| m.contains("the held-out loss rises")).collect();
+    assert_eq!(said.len(), 1, "{warnings:?}");
+    for part in
+        ["WARNING", "lowest at step", "no state with an evaluation is saved", "early_stopping_patience"]
+    {
+        assert!(said[0].contains(part), "no `{part}` in {said:?}");
+    }
+    // The text is a few steps long: that it is read too often is said before the first of them.
+    let first = &warnings[0];
+    assert!(first.contains("the run reads its text") && first.contains("lower train.max_steps"), "{first}");
+    // The last step alone is saved and was evaluated.
+    assert_eq!(outcome.best.unwrap().0, 120);
+
+    let dir = tempfile::tempdir().unwrap();
+    let (ended, out) = run(dir.path(), &["train.eval_steps=2"]);
+    assert_eq!(ended.unwrap().step, 40);
+    assert!(!events(&out, EventKind::Warning).iter().any(|m| m.contains("rises")));
+}
+
+#[test]
+fn early_stopping_ends_a_run_and_keeps_its_best_state() {
+    let patient = [&WATCHED[..], &["train.early_stopping_patience=4", "train.save_total_limit=2"]].concat();
+    let dir = tempfile::tempdir().unwrap();
+    let (ended, out) = run_on(dir.path(), &alien_tail(), &patient);
+    let outcome = ended.unwrap();
+    let (best, loss) = outcome.best.unwrap();
+    assert!(outcome.stopped_early && !outcome.interrupted, "{outcome:?}");
+    assert_eq!(outcome.step, best + 8, "four evaluations after the lowest");
+    assert!(loss < outcome.eval_loss.unwrap());
+    let checkpoints = out.join("checkpoints");
+    assert_eq!(rb_train::checkpoint::list(&checkpoints).unwrap(), [best, outcome.step]);
+    assert_eq!(rb_train::checkpoint::verify(&checkpoints.join("best")).unwrap(), best);
+    assert_eq!(rb_train::checkpoint::verify(&checkpoints.join("latest")).unwrap(), outcome.step);
+    assert!(events(&out, EventKind::Stop)[0].contains("4 evaluations in a row"));
+
+    // What is counted is in the records: a run that was interrupted stops at the same step.
+    let dir = tempfile::tempdir().unwrap();
+    let first = [&patient[..], &["train.max_steps=6"]].concat();
+    let (ended, out) = run_on(dir.path(), &alien_tail(), &first);
+    assert!(!ended.unwrap().stopped_early);
+    let more = ["train.max_steps=40".parse::<Override>().unwrap()];
+    let again = Trainer::resume(&out, &more).unwrap().run(&AtomicBool::new(false)).unwrap();
+    assert_eq!((again.step, again.best, again.stopped_early), (outcome.step, outcome.best, true));
+
+    let dir = tempfile::tempdir().unwrap();
+    let none = [&patient[..], &["data.validation_fraction=0"]].concat();
+    std::fs::write(dir.path().join("text.txt"), alien_tail()).unwrap();
+    std::fs::write(dir.path().join("tiny.toml"), CONFIG).unwrap();
+    let mut all = vec![Override::new("run.out", dir.path().join("run").to_str().unwrap())];
+    all.extend(none.iter().map(|o| o.parse::<Override>().unwrap()));
+    let error = Trainer::create(&dir.path().join("tiny.toml"), &all).err().unwrap();
+    assert!(error.exit_code() == 2 && error.to_string().contains("needs held-out text"), "{error}");
 }

@@ -2,19 +2,21 @@
 //! and proof that the kernels that were meant to run did run.
 
 mod captured;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rb_autograd::ops::REGISTRY;
 use rb_autograd::ops::cross_entropy::CrossEntropyOptions;
 use rb_autograd::testing;
-use rb_autograd::{GradStore, ParamBuilder, ParamStore, Precision, Tape};
+use rb_autograd::{GradStore, MasterWeights, ParamBuilder, ParamStore, Precision, Tape};
 use rb_cuda::{Gpu, GpuOptions, Unit};
 use rb_nn::{CausalLm, LlamaConfig, ModelInput, Recompute};
 use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
 use crate::attention::{tile_units, verify_attention};
+use crate::products::{product_units, verify_products};
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
@@ -33,8 +35,10 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     for precision in precisions() {
         let _ = Training::new(Device::Cuda(gpu), precision).run(0, 1, None);
     }
+    let _ = split::split_weights(gpu, 0, 1);
     let mut units = gpu.units();
     units.extend(tile_units(capability).unwrap_or_default());
+    units.extend(product_units(capability));
     units
 }
 
@@ -85,6 +89,7 @@ pub fn verify_device(
     if extent != Extent::Cover {
         push(&mut report, verify_attention(gpu, seed, !full)?);
     }
+    push(&mut report, tried("device: own products", verify_products(gpu, seed).map(one)));
     for precision in precisions() {
         if full {
             let mut scoped = Report::default();
@@ -106,6 +111,8 @@ pub fn verify_device(
             push(&mut report, tried(&format!("device: {}: {name}", name_of(precision)), check()));
         }
     }
+    let steps = if extent == Extent::Cover { 1 } else { 6 };
+    push(&mut report, tried("device: split weights", split::split_weights(gpu, seed, steps).map(one)));
     if full {
         push(&mut report, tried("device: training", same_training(gpu).map(one)));
         push(&mut report, tried("device: training in bf16", precision_training(gpu).map(one)));
@@ -138,14 +145,15 @@ fn one(check: Check) -> Report {
 
 fn precisions() -> [Precision; 4] {
     let halves = Precision::MIXED.with_residual(DType::BF16).with_gradients(DType::BF16);
-    [Precision::Full, Precision::MIXED, Precision::MIXED.with_residual(DType::BF16), halves]
+    let split = Precision::MIXED.with_residual(DType::BF16).with_master(MasterWeights::Split);
+    [Precision::Full, Precision::MIXED, split, halves]
 }
 
 fn name_of(precision: Precision) -> &'static str {
     match precision {
         Precision::Full => "fp32",
         Precision::Bf16 { gradients: DType::BF16, .. } => "bf16, bf16 residual and gradients",
-        Precision::Bf16 { residual: DType::BF16, .. } => "bf16, bf16 residual",
+        Precision::Bf16 { master: MasterWeights::Split, .. } => "bf16, bf16 residual, split weights",
         Precision::Bf16 { .. } => "bf16",
     }
 }

@@ -1,6 +1,6 @@
 //! An optimizer against its formula, and a schedule against its promises.
 
-use rb_autograd::{GradStore, ParamStore, Precision};
+use rb_autograd::{GradStore, MasterWeights, ParamStore, Precision, split_weight};
 use rb_optim::{AdamW, AdamWConfig, Optimizer, Schedule};
 use rb_tensor::{DType, Device, Tensor};
 
@@ -112,8 +112,14 @@ fn stale_working_copy(params: &ParamStore) -> Result<Option<String>> {
         let id = params.id(&part.name)?;
         let start = part.offset - entry.offset;
         let copy = values(&params.tensor(id)?)?[start..][..part.shape.numel()].to_vec();
-        let rounded = params.part(&part.name)?.to_device(Device::Cpu)?.to_dtype(DType::BF16)?;
-        if copy != values(&rounded)? {
+        let whole = params.part(&part.name)?.to_device(Device::Cpu)?;
+        let split = matches!(params.precision(), Precision::Bf16 { master: MasterWeights::Split, .. });
+        let rounded = if split && entry.decay {
+            whole.to_vec::<f32>()?.into_iter().map(|x| f64::from(split_weight(x).0.to_f32())).collect()
+        } else {
+            values(&whole.to_dtype(DType::BF16)?)?
+        };
+        if copy != rounded {
             return Ok(Some(part.name.clone()));
         }
     }

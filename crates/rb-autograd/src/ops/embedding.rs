@@ -35,11 +35,23 @@ pub fn embedding_as<'t>(
     num_embeddings: usize,
     dtype: DType,
 ) -> Result<Var<'t>> {
+    lookup(weight, None, ids, num_embeddings, dtype)
+}
+
+/// As [`embedding_as`], of a table whose fp32 elements are in halves where `low` has the low ones: then `weight` is bf16,
+/// and the gradient is as without ([`crate::Tape::param_table`] gives both).
+pub fn lookup<'t>(
+    weight: &Var<'t>,
+    low: Option<Tensor>,
+    ids: &Tensor,
+    num_embeddings: usize,
+    dtype: DType,
+) -> Result<Var<'t>> {
     ids.expect_dtype(Embedding::NAME, "ids", DType::I32)?;
     if ids.device() == Device::Cpu {
         check_indices(Embedding::NAME, "ids", ids.as_slice::<i32>()?, num_embeddings)?;
     }
-    apply(Embedding { ids: ids.clone(), num_embeddings, dtype }, &[weight])
+    apply(Embedding { ids: ids.clone(), low, num_embeddings, dtype }, &[weight])
 }
 
 /// Checks that every index is in `0..bound`.
@@ -55,6 +67,8 @@ fn check_indices(op: &'static str, argument: &'static str, ids: &[i32], bound: u
 
 struct Embedding {
     ids: Tensor,
+    /// Low halves of the table.
+    low: Option<Tensor>,
     num_embeddings: usize,
     dtype: DType,
 }
@@ -126,11 +140,13 @@ impl Op for Embedding {
                 .define("TY", y.dtype().cuda_name())
                 .define("C", out.last())
                 .define("VEC", vector)
+                .define("SPLIT", u8::from(self.low.is_some()))
                 .arg(weight.arg()?)
                 .arg(ids.arg()?)
                 .arg(y.arg()?)
                 .arg(Arg::I64(items as i64))
-                .arg(Arg::I32(self.num_embeddings as i32));
+                .arg(Arg::I32(self.num_embeddings as i32))
+                .arg(self.low.as_ref().map_or(Ok(Arg::Null), Tensor::arg)?);
             cuda::launch_on(gpu, launch)?;
         }
         Ok((y, EmbeddingSaved { ids }))
@@ -184,7 +200,7 @@ impl Op for Embedding {
 /// would spend its time beginning and ending.
 const TABLE_ROWS: usize = 8;
 
-const EMBEDDING_FWD: Kernel = kernel!("embedding_fwd");
+const EMBEDDING_FWD: Kernel = kernel!("embedding_fwd", "split");
 const EMBEDDING_MARK: Kernel = kernel!("embedding_mark");
 const EMBEDDING_BWD: Kernel = kernel!("embedding_bwd");
 
@@ -208,7 +224,8 @@ mod tests {
 
     #[test]
     fn shape_rule() {
-        let op = Embedding { ids: Tensor::from_vec(vec![0i32; 6], [2, 3]).unwrap(), num_embeddings: 4, dtype: DType::F32 };
+        let ids = Tensor::from_vec(vec![0i32; 6], [2, 3]).unwrap();
+        let op = Embedding { ids, low: None, num_embeddings: 4, dtype: DType::F32 };
         assert_eq!(op.out_shape(&[&[4, 5].into()]).unwrap().dims(), &[2, 3, 5]);
         let message = op.out_shape(&[&[3, 5].into()]).unwrap_err().to_string();
         assert_eq!(message, "embedding: weight has shape [3, 5], expected [V, C] with V at least 4");

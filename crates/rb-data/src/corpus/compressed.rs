@@ -1,7 +1,7 @@
 //! Files read through the decoder that their name asks for.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
@@ -19,9 +19,12 @@ pub(super) enum Compression {
     Zstd,
 }
 
-/// Opens a file for reading what is inside.
-pub(super) fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read + Send>> {
-    let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
+/// Opens a file for reading what is inside, from byte `offset` of the file.
+pub(super) fn open(path: &Path, compression: Compression, offset: u64) -> Result<Box<dyn Read + Send>> {
+    let mut file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
+    if offset > 0 {
+        file.seek(SeekFrom::Start(offset)).map_err(|e| DataError::io("read", path, e))?;
+    }
     let buffered = BufReader::with_capacity(BUFFER_BYTES, file);
     Ok(match compression {
         Compression::None => Box::new(buffered),

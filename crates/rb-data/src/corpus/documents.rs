@@ -1,6 +1,7 @@
-//! The iterator that reads a corpus.
+//! Reading files one document at a time, and the iterator that reads a corpus in order.
 
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use serde_json::Value;
 
 use super::compressed::{self, Compression};
 use super::parquet_file::Rows;
+use super::part::Part;
 use super::{CorpusOptions, CorpusStats, Document, Format, Source, SourceStats};
 use crate::error::{DataError, Result};
 
@@ -29,27 +31,67 @@ pub struct Documents<'c> {
     done: bool,
 }
 
-/// A file with many documents.
-enum Open {
+/// A file, or a part of one, being read.
+pub(super) enum Open {
+    Text(Arc<Path>, Option<String>),
     Lines(Lines),
     Rows(Box<Rows>),
 }
 
 impl Open {
-    /// Text and fields of the next document.
-    fn next_text(&mut self) -> Result<Option<(String, Fields)>> {
-        match self {
-            Open::Lines(lines) => lines.next_text(),
-            Open::Rows(rows) => rows.next_text(),
-        }
+    pub(super) fn new(source: &Source, part: Part, options: &CorpusOptions) -> Result<Self> {
+        let file = source.file.clone();
+        let compression = source.kind.compression;
+        Ok(match source.kind.format {
+            Format::Jsonl => Open::Lines(Lines::open(file, compression, part.bytes(), options)?),
+            Format::Parquet => Open::Rows(Box::new(Rows::open(file, part.groups(), options)?)),
+            Format::Txt => {
+                let text = read_txt(&file, compression, options.max_txt_bytes)?;
+                Open::Text(file, Some(text))
+            }
+        })
     }
 
-    /// The file and the line or row last given out.
-    fn place(&self) -> (Arc<Path>, u64) {
-        match self {
-            Open::Lines(lines) => (lines.file.clone(), lines.line),
-            Open::Rows(rows) => (rows.file.clone(), rows.row),
+    /// The next document, which may have no text. Lines are counted from the beginning of the part.
+    pub(super) fn next_document(&mut self) -> Result<Option<Document>> {
+        let (found, file, line) = match self {
+            Open::Text(file, text) => (text.take().map(|text| (text, Fields::new())), file.clone(), 1),
+            Open::Lines(lines) => (lines.next_text()?, lines.file.clone(), lines.line),
+            Open::Rows(rows) => (rows.next_text()?, rows.file.clone(), rows.row),
+        };
+        Ok(found.map(|(text, fields)| Document { text, file, line, fields }))
+    }
+
+    /// Lines read so far, by which those of the next part of the file are to be moved. Rows of a Parquet file have their
+    /// final numbers.
+    pub(super) fn lines(&self) -> u64 {
+        if let Open::Lines(lines) = self { lines.line } else { 0 }
+    }
+}
+
+impl SourceStats {
+    pub(super) fn new(file: Arc<Path>) -> Self {
+        Self { file, documents: 0, zero_length: 0, chars: 0, bytes: 0 }
+    }
+
+    /// Adds the counts of a part of the file.
+    pub(super) fn add(&mut self, part: &SourceStats) {
+        self.documents += part.documents;
+        self.zero_length += part.zero_length;
+        self.chars += part.chars;
+        self.bytes += part.bytes;
+    }
+
+    /// Counts a document; `false` for one without text, which is passed over.
+    pub(super) fn count(&mut self, text: &str) -> bool {
+        if text.is_empty() {
+            self.zero_length += 1;
+            return false;
         }
+        self.documents += 1;
+        self.bytes += text.len() as u64;
+        self.chars += text.chars().count() as u64;
+        true
     }
 }
 
@@ -75,61 +117,35 @@ impl<'c> Documents<'c> {
 
     fn step(&mut self) -> Result<Option<Document>> {
         loop {
-            if let Some(open) = &mut self.open {
-                match open.next_text()? {
-                    Some((text, fields)) => {
-                        let (file, line) = open.place();
-                        if let Some(document) = self.accept(Document { text, file, line, fields }) {
-                            return Ok(Some(document));
-                        }
-                    }
-                    None => self.open = None,
-                }
+            let Some(open) = &mut self.open else {
+                let Some(source) = self.sources.next() else {
+                    return end(&self.stats, self.told_of_empty).map(|()| None);
+                };
+                self.stats.sources.push(SourceStats::new(source.file.clone()));
+                self.open = Some(Open::new(source, Part::Whole, self.options)?);
                 continue;
-            }
-            let Some(source) = self.sources.next() else { return self.end() };
-            let file = source.file.clone();
-            let stats = SourceStats { file: file.clone(), documents: 0, zero_length: 0, chars: 0, bytes: 0 };
-            self.stats.sources.push(stats);
-            let compression = source.kind.compression;
-            match source.kind.format {
-                Format::Jsonl => self.open = Some(Open::Lines(Lines::open(file, compression, self.options)?)),
-                Format::Parquet => self.open = Some(Open::Rows(Box::new(Rows::open(file, self.options)?))),
-                Format::Txt => {
-                    let text = read_txt(&file, compression, self.options.max_txt_bytes)?;
-                    if let Some(document) = self.accept(Document { text, file, line: 1, fields: Vec::new() })
-                    {
-                        return Ok(Some(document));
-                    }
-                }
+            };
+            let Some(document) = open.next_document()? else {
+                self.open = None;
+                continue;
+            };
+            if self.stats.sources.last_mut().is_some_and(|stats| stats.count(&document.text)) {
+                return Ok(Some(document));
             }
         }
     }
+}
 
-    fn accept(&mut self, document: Document) -> Option<Document> {
-        let text = &document.text;
-        if let Some(stats) = self.stats.sources.last_mut() {
-            if text.is_empty() {
-                stats.zero_length += 1;
-            } else {
-                stats.documents += 1;
-                stats.bytes += text.len() as u64;
-                stats.chars += text.chars().count() as u64;
-            }
-        }
-        (!text.is_empty()).then_some(document)
+/// What is said after the last document.
+pub(super) fn end(stats: &CorpusStats, told_of_empty: &AtomicBool) -> Result<()> {
+    let zero_length = stats.zero_length();
+    if stats.documents() == 0 {
+        return Err(DataError::NoDocuments { files: stats.sources.len() as u64, zero_length });
     }
-
-    fn end(&self) -> Result<Option<Document>> {
-        let zero_length = self.stats.zero_length();
-        if self.stats.documents() == 0 {
-            return Err(DataError::NoDocuments { files: self.stats.sources.len() as u64, zero_length });
-        }
-        if zero_length > 0 && !self.told_of_empty.swap(true, Ordering::Relaxed) {
-            tracing::warn!(documents = zero_length, "documents without text were skipped");
-        }
-        Ok(None)
+    if zero_length > 0 && !told_of_empty.swap(true, Ordering::Relaxed) {
+        tracing::warn!(documents = zero_length, "documents without text were skipped");
     }
+    Ok(())
 }
 
 impl Iterator for Documents<'_> {
@@ -147,7 +163,7 @@ impl Iterator for Documents<'_> {
 
 /// Reads a whole `.txt` file.
 fn read_txt(path: &Path, compression: Compression, limit_bytes: u64) -> Result<String> {
-    let file = compressed::open(path, compression)?;
+    let file = compressed::open(path, compression, 0)?;
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file at the limit from one beyond it, even if it grows meanwhile.
     file.take(limit_bytes.saturating_add(1))
@@ -222,8 +238,8 @@ impl<'de> Visitor<'de> for Wanted<'_> {
     }
 }
 
-/// Lines of a `.jsonl` file.
-struct Lines {
+/// Lines of a `.jsonl` file, or those that begin in a range of its bytes.
+pub(super) struct Lines {
     reader: BufReader<Box<dyn Read + Send>>,
     compression: Compression,
     file: Arc<Path>,
@@ -232,13 +248,49 @@ struct Lines {
     names: Vec<Arc<str>>,
     line: u64,
     offset: u64,
+    end: u64,
 }
 
 impl Lines {
-    fn open(file: Arc<Path>, compression: Compression, options: &CorpusOptions) -> Result<Self> {
-        let reader = BufReader::with_capacity(1 << 16, compressed::open(&file, compression)?);
+    /// A range that does not begin at 0 is one of a file that is not compressed.
+    fn open(
+        file: Arc<Path>,
+        compression: Compression,
+        range: Range<u64>,
+        options: &CorpusOptions,
+    ) -> Result<Self> {
+        // A line that begins before the range ends there too, or after: its end is looked for from one byte before.
+        let offset = range.start.saturating_sub(1);
+        let reader = BufReader::with_capacity(1 << 16, compressed::open(&file, compression, offset)?);
         let names = options.fields.iter().map(|name| name.as_str().into()).collect();
-        Ok(Self { reader, compression, file, options: options.clone(), names, line: 0, offset: 0 })
+        let options = options.clone();
+        let mut lines = Self { reader, compression, file, options, names, line: 0, offset, end: range.end };
+        if range.start > 0 {
+            lines.skip_to_line()?;
+        }
+        Ok(lines)
+    }
+
+    /// Passes over the rest of a line, no further than the range.
+    fn skip_to_line(&mut self) -> Result<()> {
+        while self.offset < self.end {
+            let buffer = self
+                .reader
+                .fill_buf()
+                .map_err(|e| compressed::read_error(&self.file, self.compression, e))?;
+            let line_end = buffer.iter().position(|byte| *byte == b'\n');
+            let skipped = line_end.map_or(buffer.len(), |at| at + 1);
+            if skipped == 0 {
+                // The file has become shorter.
+                self.end = self.offset;
+            }
+            self.reader.consume(skipped);
+            self.offset += skipped as u64;
+            if line_end.is_some() {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     /// Text of the next line that is not blank.
@@ -261,6 +313,9 @@ impl Lines {
 
     /// The next line without its end.
     fn next_line(&mut self) -> Result<Option<Vec<u8>>> {
+        if self.offset >= self.end {
+            return Ok(None);
+        }
         let mut bytes = Vec::new();
         // Room for the line, a carriage return and a line feed.
         let limit_bytes = self.options.max_line_bytes;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,14 +37,20 @@ pub(super) struct Rows {
     pub(super) file: Arc<Path>,
     /// The text, then the fields asked for that there are.
     columns: Vec<Column>,
-    next_group: usize,
+    groups: Range<usize>,
     limit_bytes: u64,
-    /// Rows given out.
+    /// Rows given out, and those of the groups that are left out before them.
     pub(super) row: u64,
 }
 
+/// Row groups of a file.
+pub(super) fn num_groups(file: &Path) -> Option<usize> {
+    Some(SerializedFileReader::new(File::open(file).ok()?).ok()?.num_row_groups())
+}
+
 impl Rows {
-    pub(super) fn open(file: Arc<Path>, options: &CorpusOptions) -> Result<Self> {
+    /// Opens a file to read some of its row groups.
+    pub(super) fn open(file: Arc<Path>, groups: Range<usize>, options: &CorpusOptions) -> Result<Self> {
         let handle = File::open(&file).map_err(|e| DataError::io("open", &file, e))?;
         let reader = SerializedFileReader::new(handle).map_err(|e| refuse(&file, &e))?;
         let mut columns = Vec::new();
@@ -57,7 +64,10 @@ impl Rows {
                 Err(_) => {}
             }
         }
-        Ok(Self { reader, file, columns, next_group: 0, limit_bytes: options.max_line_bytes, row: 0 })
+        let all = reader.metadata().row_groups();
+        let groups = groups.start.min(all.len())..groups.end.min(all.len());
+        let row = all[..groups.start].iter().map(|group| group.num_rows().max(0) as u64).sum();
+        Ok(Self { reader, file, columns, groups, limit_bytes: options.max_line_bytes, row })
     }
 
     /// Text and fields of the next row.
@@ -96,17 +106,14 @@ impl Rows {
         let file = self.file.clone();
         let fail = |e: ParquetError| refuse(&file, &e);
         if self.columns[0].reader.is_none() {
-            if self.next_group == self.reader.num_row_groups() {
-                return Ok(false);
-            }
-            let group = self.reader.get_row_group(self.next_group).map_err(fail)?;
+            let Some(next) = self.groups.next() else { return Ok(false) };
+            let group = self.reader.get_row_group(next).map_err(fail)?;
             for column in &mut self.columns {
                 column.reader = match group.get_column_reader(column.index).map_err(fail)? {
                     ColumnReader::ByteArrayColumnReader(strings) => Some(strings),
                     _ => None,
                 };
             }
-            self.next_group += 1;
         }
         let mut read = None;
         for column in &mut self.columns {

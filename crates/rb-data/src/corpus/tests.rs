@@ -290,6 +290,94 @@ fn parquet_rows_are_documents() {
     }
 }
 
+/// What both ways of reading give, on pools of several sizes: they must not differ.
+fn both_ways(corpus: &Corpus) -> (Vec<std::result::Result<Document, String>>, CorpusStats) {
+    let text = |item: Result<Document>| item.map_err(|e| e.to_string());
+    let mut documents = corpus.documents();
+    let plain: Vec<_> = documents.by_ref().map(text).collect();
+    for threads in [1, 2, 7] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut ahead = pool.install(|| corpus.read_ahead(|_| Some(())));
+        let read: Vec<_> = ahead.by_ref().map(|item| text(item.map(|(document, ())| document))).collect();
+        assert!(read == plain, "{threads} threads: {} and {} documents", read.len(), plain.len());
+        assert_eq!(ahead.stats(), documents.stats());
+    }
+    (plain, documents.into_stats())
+}
+
+/// Lines of many lengths, among them blank ones, empty texts and one that is longer than two parts of a file.
+fn lines(bytes: usize) -> String {
+    let (mut text, mut number) = (String::new(), 0);
+    while text.len() < bytes {
+        number += 1;
+        let length = if number == 30 { 9 << 20 } else { number * 7919 % 60_000 };
+        let end = ["\n", "\r\n", "\n\n"][number % 3];
+        let body = if number % 11 == 0 { String::new() } else { format!("\u{9AC}{}", "x".repeat(length)) };
+        text.push_str(&format!("{{\"text\": \"{body}\"}}{end}"));
+    }
+    text
+}
+
+#[test]
+fn reading_ahead_gives_the_same() {
+    let dir = Folder::new();
+    let long = lines(26 << 20);
+    dir.write("a.jsonl", &long);
+    let some: String = long.lines().take(29).collect::<Vec<_>>().join("\n");
+    dir.write("b.jsonl.zst", zstd::encode_all(some.as_bytes(), 1).unwrap());
+    for number in 0..40 {
+        dir.write(&format!("many/{number}.txt"), "y".repeat(number * 100_000));
+    }
+    let rows: Vec<_> = (0..500).map(|n| vec![Some(if n % 90 == 0 { "" } else { "row" })]).collect();
+    parquet(&dir.0.path().join("c.parquet"), &["text"], &rows);
+    let corpus = open(&[dir.0.path().to_path_buf()]).unwrap();
+    let (documents, stats) = both_ways(&corpus);
+    assert!(documents.len() > 1000 && stats.zero_length() > 50 && documents.iter().all(|d| d.is_ok()));
+    let rows: Vec<u64> =
+        documents.iter().flatten().filter(|d| d.file.ends_with("c.parquet")).map(|d| d.line).collect();
+    assert_eq!(
+        (rows.first(), rows.last()),
+        (Some(&2), Some(&500)),
+        "rows of the second group go on from the first"
+    );
+
+    // What is judged and left out is so on the reading threads.
+    let long = corpus.read_ahead(|d| (d.text.len() > 50_000).then_some(d.text.len()));
+    let sizes: Vec<usize> =
+        long.map(|item| item.unwrap()).map(|(d, n)| if d.text.len() == n { n } else { 0 }).collect();
+    assert!(sizes.len() > 10 && sizes.iter().all(|n| *n > 50_000), "{sizes:?}");
+}
+
+#[test]
+fn errors_ahead_come_in_their_place_with_their_line() {
+    let dir = Folder::new();
+    let mut text = lines(14 << 20);
+    text.push_str("{\"no\": 1}\n{\"text\": \"after\"}\n");
+    let line = text.lines().count() - 1;
+    let path = dir.write("a.jsonl", text);
+    dir.write("b.jsonl", "broken");
+    let (items, _) = both_ways(&open(&[dir.0.path().to_path_buf()]).unwrap());
+    let last = items.last().unwrap().as_ref().unwrap_err();
+    assert!(last.starts_with(&format!("{} line {line}: no field \"text\"", path.display())), "{last}");
+    assert!(items.len() > 100 && items[..items.len() - 1].iter().all(|d| d.is_ok()));
+
+    // Whoever has enough goes, and threads that wait for room end.
+    let mut documents = open(&[path]).unwrap().documents_ahead();
+    assert!(documents.next().unwrap().is_ok());
+    drop(documents);
+    both_ways(&open(&[dir.write("c.jsonl", "\n")]).unwrap());
+    fs::remove_file(dir.0.path().join("c.jsonl")).unwrap();
+}
+
+#[test]
+fn a_panic_while_reading_ahead_is_passed_on() {
+    let dir = Folder::new();
+    let corpus = open(&[dir.write("a.txt", "x")]).unwrap();
+    let judge = |_: &Document| -> Option<()> { std::panic::panic_any(7) };
+    let caught = std::panic::catch_unwind(|| corpus.read_ahead(judge).next()).unwrap_err();
+    assert_eq!(caught.downcast_ref::<i32>(), Some(&7));
+}
+
 #[test]
 fn another_field_can_hold_the_text() {
     let dir = Folder::new();

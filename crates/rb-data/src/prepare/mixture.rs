@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::stage::Entry;
+use crate::error::{DataError, Result};
 use crate::language::Languages;
 use crate::split::Side;
 
@@ -35,15 +36,18 @@ pub struct Mixture {
     pub short: Short,
 }
 
+/// Most times that a text is repeated: far beyond what a model gains from, and still bounded.
+const MOST_REPEATS: f64 = 1000.0;
+
 /// Copies of each entry (1 for those that no mixture concerns), and how often each language's text is in the stream.
 pub(super) fn copies(
     entries: &[Entry],
     languages: &Languages,
     mixture: Option<&Mixture>,
-) -> (Vec<u32>, Vec<f64>) {
+) -> Result<(Vec<u32>, Vec<f64>)> {
     let mut copies = vec![1; entries.len()];
     let mut repeats = vec![1.0; languages.list().len()];
-    let Some(mixture) = mixture else { return (copies, repeats) };
+    let Some(mixture) = mixture else { return Ok((copies, repeats)) };
     let amount = |entry: &Entry| match mixture.unit {
         MixtureUnit::Bytes => u64::from(entry.bytes),
         MixtureUnit::Tokens => u64::from(entry.tokens),
@@ -65,6 +69,15 @@ pub(super) fn copies(
             continue;
         }
         let ratio = size * weight / *total as f64;
+        if ratio > MOST_REPEATS || ratio.is_nan() {
+            let name = &languages.list()[language].name;
+            return Err(DataError::BadSetting {
+                what: "mixture",
+                name: "weight",
+                got: format!("such that {name} would be repeated {ratio:.0} times"),
+                expected: "at most 1000 times; lower its weight, add text of it, or drop text of the others",
+            });
+        }
         repeats[language] = ratio;
         // Every document as often as the ratio is whole; the rest goes to those with the smallest keys, until the
         // amount is reached to within one document.
@@ -82,5 +95,5 @@ pub(super) fn copies(
             given += more;
         }
     }
-    (copies, repeats)
+    Ok((copies, repeats))
 }

@@ -1,4 +1,4 @@
-//! The folder of checkpoints: names, the link `latest`, and which ones are kept.
+//! The folder of checkpoints: names, the links `latest` and `best`, and which ones are kept.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -70,19 +70,33 @@ pub(super) fn publish(checkpoints: &Path, temporary: &Path, target: &Path) -> Re
     File::open(checkpoints)
         .and_then(|f| f.sync_all())
         .map_err(|e| TrainError::io(checkpoints, "syncing", e))?;
-    point_latest(checkpoints, target)?;
+    point(checkpoints, "latest", target)?;
     let _ = std::fs::remove_dir_all(&aside);
     Ok(())
 }
 
-/// Replaces the link `latest` in one rename.
-fn point_latest(checkpoints: &Path, target: &Path) -> Result<()> {
-    let latest = checkpoints.join("latest");
-    let temporary = checkpoints.join(format!(".latest.tmp-{}", std::process::id()));
-    let name = target.file_name().unwrap_or_default();
+/// Makes `best` the checkpoint of `step`; without one there is no such link.
+pub fn point_best(checkpoints: &Path, step: Option<u64>) -> Result<()> {
+    if let Some(step) = step {
+        return point(checkpoints, "best", &step_dir(checkpoints, step));
+    }
+    let best = checkpoints.join("best");
+    match std::fs::remove_file(&best) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(TrainError::io(&best, "removing the link to a checkpoint that is gone", e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Replaces the link `name` in one rename.
+fn point(checkpoints: &Path, name: &str, target: &Path) -> Result<()> {
+    let place = checkpoints.join(name);
+    let temporary = checkpoints.join(format!(".{name}.tmp-{}", std::process::id()));
+    let folder = target.file_name().unwrap_or_default();
     let _ = std::fs::remove_file(&temporary);
-    let linked = link(name.as_ref(), &temporary).and_then(|()| std::fs::rename(&temporary, &latest));
-    linked.map_err(|e| TrainError::io(&latest, "pointing at the new checkpoint", e))
+    let linked = link(folder.as_ref(), &temporary).and_then(|()| std::fs::rename(&temporary, &place));
+    linked.map_err(|e| TrainError::io(&place, "pointing at a checkpoint", e))
 }
 
 #[cfg(unix)]
@@ -90,7 +104,7 @@ fn link(name: &Path, at: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(name, at)
 }
 
-/// Where symbolic links need rights, `latest` is a file that holds the folder's name.
+/// Where symbolic links need rights, a link is a file that holds the folder's name.
 #[cfg(not(unix))]
 fn link(name: &Path, at: &Path) -> std::io::Result<()> {
     std::fs::write(at, name.to_string_lossy().as_bytes())
@@ -99,19 +113,27 @@ fn link(name: &Path, at: &Path) -> std::io::Result<()> {
 /// Which checkpoints stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// The newest so many; 0 keeps all.
+    /// So many, the newest and `best`; 0 keeps all.
     pub last: usize,
     /// And every one whose step is a multiple of this; 0 keeps none for that reason.
     pub every: u64,
+    /// The step that `best` points at, which stays as one of `last`.
+    pub best: Option<u64>,
 }
 
 /// Removes checkpoints that `keep` does not cover, never the newest, and what killed processes left behind.
 /// A folder is renamed before it is emptied, so that a half-removed one is never taken for a checkpoint.
 pub fn prune(checkpoints: &Path, keep: Keep) -> Result<()> {
     let steps = list(checkpoints)?;
-    let cut = if keep.last == 0 { 0 } else { steps.len().saturating_sub(keep.last.max(1)) };
+    let newest = |count: usize| steps.len().saturating_sub(count.max(1));
+    let cut = match keep.best {
+        _ if keep.last == 0 => 0,
+        // It takes the place of the oldest that would have stayed.
+        Some(best) if steps[..newest(keep.last)].contains(&best) => newest(keep.last - 1),
+        _ => newest(keep.last),
+    };
     for &step in &steps[..cut] {
-        if keep.every != 0 && step % keep.every == 0 {
+        if (keep.every != 0 && step % keep.every == 0) || keep.best == Some(step) {
             continue;
         }
         let path = step_dir(checkpoints, step);
@@ -134,7 +156,7 @@ pub(crate) fn sweep(checkpoints: &Path) -> Result<()> {
         if name.starts_with(".step-") {
             std::fs::remove_dir_all(&path)
                 .map_err(|e| TrainError::io(&path, "removing left-over files", e))?;
-        } else if name.starts_with(".latest.tmp-") {
+        } else if name.starts_with(".latest.tmp-") || name.starts_with(".best.tmp-") {
             std::fs::remove_file(&path).map_err(|e| TrainError::io(&path, "removing left-over files", e))?;
         }
     }
@@ -152,12 +174,50 @@ mod tests {
             std::fs::create_dir(step_dir(dir.path(), step)).unwrap();
         }
         std::fs::create_dir(dir.path().join(".step-7.tmp-1")).unwrap();
-        prune(dir.path(), Keep { last: 2, every: 20 }).unwrap();
+        prune(dir.path(), Keep { last: 2, every: 20, best: None }).unwrap();
         assert_eq!(list(dir.path()).unwrap(), [20, 40, 50]);
-        prune(dir.path(), Keep { last: 0, every: 0 }).unwrap();
+        prune(dir.path(), Keep { last: 0, every: 0, best: None }).unwrap();
         assert_eq!(list(dir.path()).unwrap(), [20, 40, 50]);
         sweep(dir.path()).unwrap();
         assert!(!dir.path().join(".step-7.tmp-1").exists());
+    }
+
+    #[test]
+    fn the_best_stays_in_the_place_of_an_older_one() {
+        for (last, best, kept) in [
+            (3, 20, &[20, 40, 50][..]),
+            (1, 20, &[20, 50]),
+            (1, 50, &[50]),
+            (2, 40, &[40, 50]),
+            (2, 30, &[30, 50]),
+            (9, 10, &[10, 20, 30, 40, 50]),
+            (2, 7, &[40, 50]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for step in [10, 20, 30, 40, 50] {
+                std::fs::create_dir(step_dir(dir.path(), step)).unwrap();
+            }
+            prune(dir.path(), Keep { last, every: 0, best: Some(best) }).unwrap();
+            assert_eq!(list(dir.path()).unwrap(), kept, "{last} with {best} as best");
+        }
+    }
+
+    #[test]
+    fn best_follows_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        for step in [10, 20] {
+            std::fs::create_dir(step_dir(dir.path(), step)).unwrap();
+            std::fs::write(step_dir(dir.path(), step).join("mark"), step.to_string()).unwrap();
+        }
+        let mark = || std::fs::read_to_string(dir.path().join("best/mark")).ok();
+        point_best(dir.path(), None).unwrap();
+        assert_eq!(mark(), None);
+        for step in [20, 10] {
+            point_best(dir.path(), Some(step)).unwrap();
+            assert_eq!(mark(), Some(step.to_string()));
+        }
+        point_best(dir.path(), None).unwrap();
+        assert!(mark().is_none() && std::fs::read_dir(dir.path()).unwrap().count() == 2);
     }
 
     #[test]

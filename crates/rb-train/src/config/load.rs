@@ -51,7 +51,7 @@ pub fn load(path: &Path, overrides: &[Override]) -> Result<Config> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| TrainError::Config {
         origin: origin.clone(),
-        reason: format!("cannot be read: {e}; {}", remedy(&e).replace(", then continue with --resume", "")),
+        reason: format!("cannot be read: {e}; {}", remedy(&e)),
     })?;
     let mut config: Config = toml::from_str(&text).map_err(|e| {
         let line = e.span().map(|s| text.bytes().take(s.start).filter(|b| *b == b'\n').count());

@@ -1,6 +1,9 @@
 //! Rules that a config must obey, beyond the types of its values.
 
-use super::{Config, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
+use super::{Config, MasterChoice, OptimizerChoice, Precision, Scheduler, TrainSection, WideDtype};
+
+/// Tokens of one forward pass at most: far more than fit any device, few enough to be planned for.
+const MOST_TOKENS: usize = 1 << 26;
 
 impl Config {
     /// Checks values against each other.
@@ -28,6 +31,14 @@ impl Config {
         in_range("train.spike_zscore", t.spike_zscore, f64::MIN_POSITIVE, f64::MAX)?;
         at_least("train.spike_window", t.spike_window as u64, 20)?;
         below_one("train.label_smoothing_factor", t.label_smoothing_factor)?;
+        in_range("train.early_stopping_threshold", t.early_stopping_threshold, 0.0, f64::MAX)?;
+        if t.early_stopping_patience > 0 && t.eval_steps == 0 {
+            return Err(format!(
+                "train.early_stopping_patience is {}, but train.eval_steps is 0: nothing is evaluated; set \
+                 train.eval_steps",
+                t.early_stopping_patience
+            ));
+        }
         in_range("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)?;
         if let Some(mib) = self.run.gpu_memory_budget_mib {
             at_least("run.gpu_memory_budget_mib", mib, 1)?;
@@ -58,6 +69,13 @@ impl Config {
                 return Err(format!("{key} is bf16, but run.precision is fp32: set run.precision=\"bf16\""));
             }
         }
+        if self.run.precision == Precision::Fp32 && self.run.master_weights == MasterChoice::Split {
+            return Err(
+                "run.master_weights is split, but run.precision is fp32, where no bf16 copy is: set \
+                        run.precision=\"bf16\""
+                    .into(),
+            );
+        }
         match t.optim {
             OptimizerChoice::Adamw => {
                 below_one("train.adam_beta1", t.adam_beta1)?;
@@ -83,6 +101,14 @@ impl Config {
         // The tokenizer gives the vocabulary later; the other rules need not wait for it.
         model.vocab_size = model.vocab_size.max(1);
         model.validate().map_err(|e| e.to_string())?;
+        let tokens = t.per_device_train_batch_size.saturating_mul(t.seq_len);
+        if tokens > MOST_TOKENS {
+            return Err(format!(
+                "train.per_device_train_batch_size {} times train.seq_len {} is {tokens} tokens, expected at most \
+                 {MOST_TOKENS} in one forward pass; raise train.gradient_accumulation_steps instead",
+                t.per_device_train_batch_size, t.seq_len
+            ));
+        }
         let limit = self.model.max_position_embeddings;
         if t.seq_len > limit {
             return Err(format!(

@@ -61,18 +61,26 @@ impl From<rb_data::atomic::FileError> for ObserveError {
     }
 }
 
+/// Whether what [`remedy`] says may let an interrupted run go on from where it is.
+pub fn may_continue(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        InvalidData, IsADirectory, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
+    };
+    let otherwise =
+        [InvalidData, IsADirectory, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem];
+    !otherwise.contains(&error.kind())
+}
+
 /// What the user can do about an error of the operating system.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull => {
-            "the disk is full: free some space (old checkpoints are the largest files), then continue with --resume"
+            "the disk is full: free some space (old checkpoints are the largest files)"
         }
         io::ErrorKind::FileTooLarge => {
-            "the file is larger than `ulimit -f` or the file system allows: raise the limit, then continue with --resume"
+            "the file is larger than `ulimit -f` or the file system allows: raise the limit"
         }
-        io::ErrorKind::QuotaExceeded => {
-            "your disk quota is used up: free some space or ask for more, then continue with --resume"
-        }
+        io::ErrorKind::QuotaExceeded => "your disk quota is used up: free some space or ask for more",
         io::ErrorKind::ReadOnlyFilesystem => {
             "the file system is read-only: put the run directory on one that can be written"
         }
@@ -84,7 +92,7 @@ pub fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
             "a file and a folder are mixed up there: move it away or choose another place"
         }
-        _ => "check the disk and the path, then continue with --resume",
+        _ => "check the disk and the path",
     }
 }
 

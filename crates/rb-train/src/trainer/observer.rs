@@ -6,6 +6,7 @@ use rb_verify::{Figure, Refusal, RunGate, Verdict};
 
 use crate::Result;
 use crate::config::Config;
+use crate::held_out::{HeldOut, Rise};
 use crate::observe::{
     EvalRecord, EventKind, EventRecord, Finite, MetricsWriter, ObserveError, Progress, Record, Report,
     TensorBoardWriter, TrainRecord, now_unix_ms, resident_bytes,
@@ -33,6 +34,7 @@ pub(super) struct Observer {
     progress: Progress,
     flops_per_token: f64,
     gate: RunGate,
+    pub(super) held_out: HeldOut,
     samples: Vec<(String, String)>,
     /// Start of the step that is timed now; moved forward by pauses.
     started: Instant,
@@ -52,7 +54,13 @@ impl Observer {
         let metrics = MetricsWriter::resume(&run.metrics(), step)?;
         let tensorboard = TensorBoardWriter::resume(run.path(), step)?;
         let mut observer = Observer::new(run, config, metrics, tensorboard, step)?;
-        let losses = crate::observe::read(&run.metrics())?.into_iter().filter_map(|record| match record {
+        let records = crate::observe::read(&run.metrics())?;
+        for record in &records {
+            if let Record::Eval(eval) = record {
+                observer.held_out.see(eval.step, eval.loss.get());
+            }
+        }
+        let losses = records.into_iter().filter_map(|record| match record {
             Record::Train(train) => Some(train.loss.get()),
             _ => None,
         });
@@ -77,6 +85,7 @@ impl Observer {
             progress: Progress::new(config.train.max_steps, done, config.train.logging_steps),
             flops_per_token: rb_nn::flops_per_token(&config.model, config.train.seq_len),
             gate: RunGate::new(),
+            held_out: HeldOut::default(),
             samples: Vec::new(),
             started: Instant::now(),
         })
@@ -132,6 +141,7 @@ impl Observer {
         self.started += spent;
     }
 
+    /// Shows an evaluation, and returns whether its loss is found to rise.
     pub(super) fn evaluation(
         &mut self,
         step: u64,
@@ -139,16 +149,14 @@ impl Observer {
         tokens: u64,
         text_bytes: Option<u64>,
         spent: Duration,
-    ) -> Result<()> {
+    ) -> Result<Option<Rise>> {
         let pass = match self.gate.pass() {
             Ok(pass) => pass,
             Err(refusal) => {
                 self.pause(spent);
-                return self.event(
-                    step,
-                    EventKind::Warning,
-                    format!("the held-out loss is not shown: {refusal}"),
-                );
+                let message = format!("the held-out loss is not shown: {refusal}");
+                self.event(step, EventKind::Warning, message)?;
+                return Ok(None);
             }
         };
         let record = EvalRecord::new(&pass, step, loss, tokens, text_bytes)?;
@@ -156,7 +164,7 @@ impl Observer {
         self.tensorboard.eval(&record)?;
         self.metrics.append(record)?;
         self.pause(spent);
-        Ok(())
+        Ok(self.held_out.see(step, loss))
     }
 
     pub(super) fn event(&mut self, step: u64, kind: EventKind, message: impl Into<String>) -> Result<()> {

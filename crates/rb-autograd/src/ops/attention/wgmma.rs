@@ -231,6 +231,7 @@ impl Problem<'_> {
             offset_bytes: place.offset_bytes + heads.first * self.head_dim * 2,
             shape: [self.batch, tokens, count, self.head_dim],
             token_stride: heads.stride(),
+            box_tokens: ROWS,
         }))
     }
 
