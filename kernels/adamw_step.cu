@@ -35,10 +35,12 @@ extern "C" __global__ void __launch_bounds__(256)
         load4(v + i * 4, v4);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const float g = g4[j] * scale;
-            m4[j] += one_minus_beta1 * (g - m4[j]);
-            v4[j] = beta2 * v4[j] + one_minus_beta2 * (g * g);
-            p4[j] = p4[j] * keep - step_size * (m4[j] / (sqrtf(v4[j]) * correction2 + eps));
+            // Which of these are fused is not left to the compiler: weights in halves get the bits of whole ones.
+            const float g = __fmul_rn(g4[j], scale);
+            m4[j] = __fmaf_rn(one_minus_beta1, __fsub_rn(g, m4[j]), m4[j]);
+            v4[j] = __fmaf_rn(one_minus_beta2, __fmul_rn(g, g), __fmul_rn(beta2, v4[j]));
+            const float ratio = __fdiv_rn(m4[j], __fmaf_rn(__fsqrt_rn(v4[j]), correction2, eps));
+            p4[j] = __fmaf_rn(-step_size, ratio, __fmul_rn(p4[j], keep));
         }
         store4(m + i * 4, m4);
         store4(v + i * 4, v4);

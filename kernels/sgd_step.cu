@@ -34,8 +34,9 @@ extern "C" __global__ void __launch_bounds__(256)
         load4(b + i * 4, b4);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            b4[j] = momentum * b4[j] + g4[j] * scale;
-            p4[j] = p4[j] * keep - lr * b4[j];
+            // Which of these are fused is not left to the compiler: weights in halves get the bits of whole ones.
+            b4[j] = __fmaf_rn(momentum, b4[j], __fmul_rn(g4[j], scale));
+            p4[j] = __fmaf_rn(-lr, b4[j], __fmul_rn(p4[j], keep));
         }
         store4(b + i * 4, b4);
 #if SPLIT
