@@ -10,7 +10,7 @@
 //              [B,padded/64,4] int
 // Requires     D 64 or 128; all aligned to 16 bytes; sm_90a; outputs overlap nothing
 // Launch       grid (at most ceil(ceil(queries/64)*GROUP/UNITS)*B*KV_HEADS,1,1) with UNITS = WORKERS/TEAM,
-//              block 128*(WORKERS+1), dynamic shared 1024 + 4*UNITS*128*D + 4*STAGES*KEYS*D + (TEAM-1)*256*D bytes
+//              block 128*(WORKERS+1), dynamic shared 1024 + 2*PLACES*UNITS*128*D + 4*STAGES*KEYS*D + (TEAM-1)*256*D bytes
 // Traffic      read q, dy and y once, k and v for each block's queries less what none of them sees; write dq, sums
 // Accumulates  f32; the sums of a team are added in the order of its workers
 // Determinism  bitwise (no atomics)
@@ -28,22 +28,22 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                           int4* __restrict__ reaches, int batch, int queries, int keys, float scale, int section,
                           const float* __restrict__ angles) {
     extern __shared__ uint4 shared[];
-    __shared__ u64 barriers[2 * STAGES + 4 * UNITS];
-    // Two places for the queries and two for the dy of each unit, then keys and values of each step.
+    __shared__ u64 barriers[2 * STAGES + 2 * PLACES * UNITS];
+    // PLACES for the queries and as many for the dy of each unit, then keys and values of each step.
     const u32 q_tiles = (shared_address(shared) + 1023) / 1024 * 1024;
-    const u32 dy_tiles = q_tiles + 2 * UNITS * UNIT_BYTES, k_tiles = dy_tiles + 2 * UNITS * UNIT_BYTES;
+    const u32 dy_tiles = q_tiles + PLACES * UNITS * UNIT_BYTES, k_tiles = dy_tiles + PLACES * UNITS * UNIT_BYTES;
     const u32 v_tiles = k_tiles + STAGES * STEP_BYTES;
 #if TEAM == 2
     const u32 team_sums = v_tiles + STAGES * STEP_BYTES;
 #endif
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES, q_full = empty + 8 * STAGES,
-              q_empty = q_full + 16 * UNITS;
+              q_empty = q_full + 8 * PLACES * UNITS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(full + 8 * i, 1);
             barrier_init(empty + 8 * i, 4 * UNITS);
         }
-        for (int i = 0; i < 2 * UNITS; i++) {
+        for (int i = 0; i < PLACES * UNITS; i++) {
             barrier_init(q_full + 8 * i, 1);
             barrier_init(q_empty + 8 * i, 4 * TEAM);
         }
@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             const int first_unit = (blocks - 1 - work.block) * UNITS;
             int lo = keys, hi = 0;
             for (int i = 0; i < UNITS; i++) {
-                const int unit = first_unit + i, place = 2 * i + round % 2;
-                if (lane == 0) barrier_wait(q_empty + 8 * place, (round / 2 & 1) ^ 1);
+                const int unit = first_unit + i, place = PLACES * i + round % PLACES;
+                if (lane == 0) barrier_wait(q_empty + 8 * place, (round / PLACES & 1) ^ 1);
                 if (unit >= units) {
                     if (lane == 0) barrier_arrive(q_full + 8 * place);
                     continue;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             const bool busy = my_unit < units;
             const int t0 = my_unit / GROUP * 64, head = work.kv * GROUP + my_unit % GROUP;
             const int t_low = t0 + warp * 16 + lane / 4;
-            const int place = 2 * (worker / TEAM) + round % 2;
+            const int place = PLACES * (worker / TEAM) + round % PLACES;
             const u32 q_tile = q_tiles + place * UNIT_BYTES, dy_tile = dy_tiles + place * UNIT_BYTES;
             const i64 row = (i64)work.b * queries * HEADS + head;
             float delta = 0.0f, lse_mine = 0.0f;
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     lse_mine = lse[row + (i64)t * HEADS] * LOG2_E;
                     if (lse_mine == -INFINITY_F) lse_mine = INFINITY_F;
                 }
-                barrier_wait(q_full + 8 * place, round / 2 & 1);
+                barrier_wait(q_full + 8 * place, round / PLACES & 1);
 #pragma unroll
                 for (int i = 0; i < D / 16; i++) {
                     const int chunk = lane % 2 * (D / 16) + i;
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                 }
 #endif
             } else {
-                barrier_wait(q_full + 8 * place, round / 2 & 1);
+                barrier_wait(q_full + 8 * place, round / PLACES & 1);
             }
             const float delta_low = __shfl_sync(FULL_WARP, delta, lane / 4 * 2);
             const float delta_high = __shfl_sync(FULL_WARP, delta, lane / 4 * 2 + 16);
@@ -190,6 +190,10 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             for (int n = 0; n < D / 8; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f;
             // The stage that the product in flight reads, plus one; 0 if none.
             u32 held = 0;
+            // The product with the keys of the step before is done.
+            auto release = [&]() {
+                if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
+            };
             for (int tile = my_first; tile < my_end; tile++, step++) {
 #if TEAM == 2
                 // By the number of the stage, so that a worker sees every phase of the barriers that it waits at.
@@ -204,6 +208,14 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     wgmma<KEYS>(s, columns<64>(q_tile, k), columns<KEYS>(k_tile, k), k > 0);
                 }
                 products_commit();
+                if (D == 128) {
+                    // The product of the step before ends here, so that dp may take the registers of its operand.
+                    products_wait<1>();
+                    hold(sum);
+                    release();
+                    held = stage + 1;
+                    products_begin();
+                }
 #pragma unroll
                 for (int k = 0; k < D / 16; k++) {
                     wgmma<KEYS>(dp, columns<64>(dy_tile, k), columns<KEYS>(v_tile, k), k > 0);
@@ -211,9 +223,10 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                 products_commit();
                 products_wait<1>();
                 hold(s);
-                // The product with the keys of the step before is done, too.
-                if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
-                held = stage + 1;
+                if (D == 64) {
+                    release();
+                    held = stage + 1;
+                }
                 const int s0 = tile * KEYS;
                 if (mine.inner_lo > s0 || mine.inner_hi < s0 + KEYS) {
                     const Span low = visible(ranges, work.b, t_low, queries, keys);
@@ -259,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
             }
             products_wait<0>();
             hold(sum);
-            if (held != 0 && lane == 0) barrier_arrive(empty + 8 * (held - 1));
+            release();
             for (int tile = my_end; tile < end; tile++) skip();
             if (!busy) {
                 if (lane == 0) barrier_arrive(q_empty + 8 * place);

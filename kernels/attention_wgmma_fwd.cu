@@ -5,9 +5,8 @@
 // Outputs      y [B,queries,HEADS,D] bf16; lse [B,queries,HEADS] f32
 // Requires     D 64 or 128, scale > 0; q, k, v, y aligned to 16 bytes; sm_90a; outputs overlap nothing
 // Launch       grid (at most ceil(ceil(queries/64)*GROUP/WORKERS)*B*KV_HEADS,1,1),
-//              block 128*(WORKERS+1), dynamic shared 1024 + 2*WORKERS*128*D + 4*STAGES*KEYS*D bytes; HALF 1
-//              leaves out the products with half of a causal step's values where none of the unit's queries sees
-//              them, KEYS then being 128
+//              block 128*(WORKERS+1), dynamic shared 1024 + 2*WORKERS*128*D + 4*STAGES*KEYS*D bytes; HALF 1 leaves
+//              out half of a causal step's keys where none of the unit's queries sees them, KEYS then being 128
 // Traffic      read q once, k and v for each block's queries less what none of them sees; write y and lse
 // Accumulates  f32, rescaled when a row's maximum grows
 // Determinism  bitwise
@@ -21,13 +20,14 @@ struct Rows {
 
 // Turns scores of keys s0.. into probabilities, relative to the new maximum; what was summed before counts
 // shrink_low and shrink_high times.
+template <int BLOCKS>
 __device__ __forceinline__ void softmax(float (&s)[KEYS / 8][4], Rows& rows, int s0, const Reach& mine,
                                         const int* __restrict__ ranges, int b, int t_low, int queries, int keys,
                                         float unit, float& shrink_low, float& shrink_high) {
-    if (mine.inner_lo > s0 || mine.inner_hi < s0 + KEYS) {
+    if (mine.inner_lo > s0 || mine.inner_hi < s0 + 8 * BLOCKS) {
         const Span low = visible(ranges, b, t_low, queries, keys), high = visible(ranges, b, t_low + 8, queries, keys);
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const int key = s0 + n * 8 + threadIdx.x % 4 * 2 + e;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 8][4], Rows& rows, int
     // Two chains a row, so that the next comparison need not wait for the last.
     float top_low[2] = {rows.m_low, rows.m_low}, top_high[2] = {rows.m_high, rows.m_high};
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             top_low[e] = fmaxf(top_low[e], s[n][e]);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 8][4], Rows& rows, int
     rows.m_high = m_high;
     float sum_low[2] = {rows.l_low * shrink_low, 0.0f}, sum_high[2] = {rows.l_high * shrink_high, 0.0f};
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             s[n][e] = exp2_fast(s[n][e] * unit - base_low);
@@ -76,15 +76,17 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 8][4], Rows& rows, int
     rows.l_high = sum_high[0] + sum_high[1];
 }
 
+template <int BLOCKS>
 __device__ __forceinline__ void round_to_operand(u32 (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) {
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) a_of_c(p[k], s[2 * k], s[2 * k + 1]);
+    for (int k = 0; k < BLOCKS / 2; k++) a_of_c(p[k], s[2 * k], s[2 * k + 1]);
 }
 
+template <int KEYS_NOW>
 __device__ __forceinline__ void score(float (&s)[KEYS / 8][4], u32 q_tile, u32 k_tile) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        wgmma<KEYS>(s, columns<64>(q_tile, k), columns<KEYS>(k_tile, k), k > 0);
+        wgmma<KEYS_NOW>(s, columns<64>(q_tile, k), columns<KEYS>(k_tile, k), k > 0);
     }
     products_commit();
 }
@@ -125,8 +127,9 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
         }
         barriers_ready();
     }
+    // One warp waits for all: with every warp ptxas finds too few registers for the products of HALF and waits for each.
+    if (threadIdx.x < 32) await_earlier_work();
     __syncthreads();
-    await_earlier_work();
     const int units = (queries + 63) / 64 * GROUP, blocks = (units + WORKERS - 1) / WORKERS;
     const int items = blocks * batch * KV_HEADS, worker = __shfl_sync(FULL_WARP, (int)threadIdx.x / 128, 0) - 1;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, (int)threadIdx.x / 32, 0) % 4;
@@ -230,15 +233,27 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                 barrier_wait(k_full + 8 * stage, step / STAGES & 1);
                 turn_wait(worker);
                 products_begin();
-                score(s, q_tile, k_tiles + stage * STEP_BYTES);
-                turn_pass(worker);
-                products_wait<0>();
-                hold(s);
-                softmax(s, rows, s0, mine, ranges, b, t_low, queries, keys, unit, shrink_low, shrink_high);
-                round_to_operand(p, s);
-                if (lane == 0) barrier_arrive(k_empty + 8 * stage);
                 // Of the first step's keys, the later half may be hidden from all.
-                bool short_step = HALF && mine.hi - s0 <= 64;
+                const bool half = HALF && mine.hi - s0 <= 64;
+                if (half) {
+                    score<64>(s, q_tile, k_tiles + stage * STEP_BYTES);
+                    turn_pass(worker);
+                    products_wait<0>();
+                    hold(s);
+                    softmax<8>(s, rows, s0, mine, ranges, b, t_low, queries, keys, unit, shrink_low,
+                               shrink_high);
+                    round_to_operand<8>(p, s);
+                } else {
+                    score<KEYS>(s, q_tile, k_tiles + stage * STEP_BYTES);
+                    turn_pass(worker);
+                    products_wait<0>();
+                    hold(s);
+                    softmax<KEYS / 8>(s, rows, s0, mine, ranges, b, t_low, queries, keys, unit, shrink_low,
+                                      shrink_high);
+                    round_to_operand<KEYS / 8>(p, s);
+                }
+                if (lane == 0) barrier_arrive(k_empty + 8 * stage);
+                bool short_step = half;
                 for (int tile = my_last - 1; tile >= my_first; tile--) {
                     const u32 next = (step + 1) % STAGES;
                     barrier_wait(k_full + 8 * next, (step + 1) / STAGES & 1);
@@ -246,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     hold(s);
                     turn_wait(worker);
                     products_begin();
-                    score(s, q_tile, k_tiles + next * STEP_BYTES);
+                    score<KEYS>(s, q_tile, k_tiles + next * STEP_BYTES);
 #pragma unroll
                     for (int k = 0; k < KEYS / 16; k++) {
                         if (k == 4 && short_step) break;
@@ -258,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                     hold(s);
                     if (lane == 0) barrier_arrive(k_empty + 8 * next);
                     s0 = tile * KEYS;
-                    softmax(s, rows, s0, mine, ranges, b, t_low, queries, keys, unit, shrink_low,
+                    softmax<KEYS / 8>(s, rows, s0, mine, ranges, b, t_low, queries, keys, unit, shrink_low,
                                       shrink_high);
                     // All of that while the product with the values runs.
                     hold(s);
@@ -273,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WORKERS + 1), 1)
                         o[n][2] *= shrink_high;
                         o[n][3] *= shrink_high;
                     }
-                    round_to_operand(p, s);
+                    round_to_operand<KEYS / 8>(p, s);
                     stage = next;
                     step++;
                     short_step = false;

@@ -1,7 +1,7 @@
 // prelude -- what every kernel may use; no CUDA header is included anywhere.
 // Types       bf16 (storage only), i64, u64, u32; T, TX, TY, TW are element types given as defines
 // Arithmetic  always float: load with f(x), store with put(&y[i], value); bf16 rounds to nearest even
-// Order       await_earlier_work() at the start of every kernel
+// Order       await_earlier_work() at the start of every kernel, or end_of_earlier_work() and let_next_begin() apart
 // Access      packed<Count>(p) and put_packed(p, values): neighbours with one instruction
 // Reductions  warp_sum, warp_max, block_sum, block_max: fixed order, so results repeat bit for bit
 
@@ -15,14 +15,22 @@ struct __align__(2) bf16 {
     u16 bits;
 };
 
-// A launch may begin before the ones before it end: with this, which stands before the first access to device memory,
-// it waits until all that they write is there, and lets the next one begin likewise. Cards before Hopper know no such
-// launches.
-__device__ __forceinline__ void await_earlier_work() {
+// Lets the next launch begin, as soon as every block of this one has said so or has ended.
+__device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// A launch may begin before the ones before it end: this waits until all that they write is there.
+__device__ __forceinline__ void end_of_earlier_work() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+// Both, before the first access to device memory. Cards before Hopper know no such launches.
+__device__ __forceinline__ void await_earlier_work() {
+    let_next_begin();
+    end_of_earlier_work();
 }
 
 #define INFINITY_F __int_as_float(0x7f800000)

@@ -78,6 +78,9 @@ pub struct Args {
     /// Search for the fastest algorithm of each product after the first step; choices are kept for later runs.
     #[arg(long, requires = "gpu")]
     pub tune: bool,
+    /// Leave every product to cuBLASLt, also those that are faster on a kernel of this program.
+    #[arg(long, requires = "gpu")]
+    pub library_products: bool,
     /// Launch each step kernel by kernel instead of capturing it once.
     #[arg(long, requires = "gpu")]
     pub no_graph: bool,

@@ -119,8 +119,8 @@ fn class(timing: &Timing, vocabulary: usize) -> &'static str {
         || timing.detail.contains(&format!(", {vocabulary}]"))
         || timing.detail.contains(&format!("k {vocabulary},"));
     match timing.name {
-        "matmul" if of_head => "head",
-        "matmul" => "products",
+        "matmul" | "product_wgmma" if of_head => "head",
+        "matmul" | "product_wgmma" => "products",
         name if name.starts_with("attention") => "attention",
         name if name.starts_with("cross_entropy") => "head",
         "adamw_step" | "sgd_step" | "optimizer_control" | "sum_of_squares" => "optimizer",

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rb_autograd::{GradStore, ParamBuilder, ParamStore};
-use rb_cuda::{Gpu, GpuOptions, PrepareStats};
+use rb_cuda::{Gpu, GpuOptions, OwnProducts, PrepareStats};
 use rb_data::Batch;
 use rb_nn::CausalLm;
 use rb_optim::{AdamW, AdamWConfig};
@@ -36,6 +36,9 @@ impl Card {
                 reason: format!("{error}; or leave --gpu out to run on the CPU"),
             }
         })?;
+        if args.library_products {
+            gpu.use_own_products(OwnProducts::Never);
+        }
         let plan =
             rb_train::plan::plan(config, gpu.info().capability, args.precision(), rb_nn::Recompute::None)?;
         let prepared = plan.make_ready(gpu, &mut |line| println!("{line}"))?;

@@ -137,6 +137,8 @@ pub(crate) struct Inner {
     workspaces: Mutex<[Option<Buffer>; 2]>,
     /// Whether work is captured now.
     capturing: AtomicBool,
+    /// Whether all products go to the library.
+    pub(crate) library_products: AtomicBool,
     pub(crate) beside: Beside,
     /// Who is said to hold what is allocated now.
     holder: Mutex<&'static str>,
@@ -186,6 +188,7 @@ impl Gpu {
             matmuls: Mutex::default(),
             workspaces: Mutex::default(),
             capturing: AtomicBool::new(false),
+            library_products: AtomicBool::new(false),
             beside: Beside::default(),
             holder: Mutex::new("activations"),
         })))

@@ -104,13 +104,9 @@ impl KernelReport {
         self.rows.is_empty()
     }
 
-    /// Compilations whose `wgmma` products wait for each other.
-    pub fn num_waiting(&self) -> usize {
-        self.rows.values().flatten().flatten().flatten().filter(|found| found.products_wait).count()
-    }
-
-    /// Why the kernels are not good: errors, and spills of kernels that are not in `may_spill`.
-    pub fn problems(&self, may_spill: &[&str]) -> Vec<String> {
+    /// Why the kernels are not good: errors, spills of kernels that are not in `may_spill`, and products that wait in
+    /// kernels that are not in `may_wait`.
+    pub fn problems(&self, may_spill: &[&str], may_wait: &[&str]) -> Vec<String> {
         let mut problems = Vec::new();
         for (unit, results) in &self.rows {
             for (arch, result) in self.archs.iter().zip(results) {
@@ -122,6 +118,13 @@ impl KernelReport {
                             unit.name,
                             constants(unit),
                             found.spill_bytes
+                        ));
+                    }
+                    Some(Ok(found)) if found.products_wait && !may_wait.contains(&unit.name) => {
+                        problems.push(format!(
+                            "kernel {} with {} waits after each of its products for {arch}",
+                            unit.name,
+                            constants(unit)
                         ));
                     }
                     _ => {}
@@ -212,6 +215,19 @@ mod tests {
     }
 
     #[test]
+    fn products_that_wait_are_a_problem_unless_they_are_on_the_list() {
+        let kernel = Kernel { name: "slow", source: "" };
+        let unit = Launch::new(&kernel, [1; 3], [32, 1, 1]).define("N", 2).unit().clone();
+        let found = Resources { registers: 168, products_wait: true, ..Resources::default() };
+        let rows = BTreeMap::from([(unit, vec![Some(Ok(found))])]);
+        let report = KernelReport { archs: vec!["sm_90a".into()], rows };
+        let expected = "kernel slow with N=2 waits after each of its products for sm_90a";
+        assert_eq!(report.problems(&["slow"], &["other"]), [expected]);
+        assert!(report.problems(&[], &["slow"]).is_empty());
+        assert!(report.to_string().contains("(products wait)"));
+    }
+
+    #[test]
     fn a_report_shows_spills_and_errors() {
         let compiler = match Compiler::find() {
             Ok(compiler) => compiler,
@@ -234,11 +250,11 @@ mod tests {
         };
         let report = inspect_kernels(&compiler, &archs, &units);
         assert_eq!(report.len(), 5);
-        let problems = report.problems(&[]);
+        let problems = report.problems(&[], &[]);
         assert_eq!(problems.len(), 3, "{problems:#?}");
         assert!(problems[0].contains("N=200 spills"), "{problems:#?}");
         assert!(problems[2].contains("does not compile"), "{problems:#?}");
-        assert_eq!(report.problems(&["greedy"]).len(), 1);
+        assert_eq!(report.problems(&["greedy"], &[]).len(), 1);
         let table = report.to_string();
         println!("{table}");
         assert!(table.contains("greedy") && table.contains("error") && table.contains("N=200"), "{table}");

@@ -52,7 +52,7 @@ pub struct Unit {
 impl Unit {
     /// Whether it waits by itself for the work before it, so that its launch may begin before that ends.
     pub(crate) fn awaits_earlier_work(&self) -> bool {
-        self.source.contains("await_earlier_work();")
+        ["await_earlier_work();", "end_of_earlier_work();"].iter().any(|call| self.source.contains(call))
     }
 
     /// The whole translation unit.
@@ -84,8 +84,8 @@ pub enum Arg<'a> {
     Tiles(Tiles<'a>),
 }
 
-/// Heads of a bf16 tensor that a kernel for sm_90a copies in tiles of 64 tokens of one head and 64 of its elements,
-/// in the 128-byte swizzle; what lies outside reads as zero.
+/// Heads of a bf16 tensor that a kernel for sm_90a copies in boxes of some tokens of one head and 64 of its elements,
+/// in the 128-byte swizzle; what lies outside reads as zero. A matrix is one batch row of one head.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles<'a> {
     /// Memory of the tensor.
@@ -96,6 +96,8 @@ pub struct Tiles<'a> {
     pub shape: [usize; 4],
     /// Elements from token to token, a multiple of 8; batch rows follow each other.
     pub token_stride: usize,
+    /// Tokens of a box, at most 256.
+    pub box_tokens: usize,
 }
 
 impl Tiles<'_> {
@@ -116,6 +118,7 @@ pub struct Launch<'a> {
     pub(crate) args: Vec<Arg<'a>>,
     pub(crate) moved_bytes: f64,
     pub(crate) flops: f64,
+    pub(crate) about: String,
 }
 
 impl<'a> Launch<'a> {
@@ -123,7 +126,16 @@ impl<'a> Launch<'a> {
     pub fn new(kernel: &Kernel, grid: [u32; 3], block: [u32; 3]) -> Launch<'a> {
         let source = rb_planted::kernel_source(kernel.name, kernel.source);
         let unit = Unit { name: kernel.name, source, defines: String::new() };
-        Launch { unit, grid, block, shared_bytes: 0, args: Vec::new(), moved_bytes: 0.0, flops: 0.0 }
+        Launch {
+            unit,
+            grid,
+            block,
+            shared_bytes: 0,
+            args: Vec::new(),
+            moved_bytes: 0.0,
+            flops: 0.0,
+            about: String::new(),
+        }
     }
 
     /// `grid` blocks of `threads` threads in one dimension, enough for `items` threads in a grid-stride loop:
@@ -160,6 +172,12 @@ impl<'a> Launch<'a> {
     /// Floating-point operations of its matrix products, for profiles.
     pub fn computes(mut self, flops: f64) -> Self {
         self.flops = flops;
+        self
+    }
+
+    /// What it computes, for profiles, which count launches of one kernel apart by it.
+    pub fn about(mut self, about: String) -> Self {
+        self.about = about;
         self
     }
 

@@ -6,7 +6,7 @@
 //! | device memory | [`Buffer`] | from a caching allocator with a hard budget |
 //! | a kernel source | [`Kernel`] | `kernels/NAME.cu`, embedded; compiled by NVRTC on first launch |
 //! | a launch | [`Launch`] | constants, grid, typed arguments |
-//! | a product | [`Matmul`] | cuBLASLt, row-major terms |
+//! | a product | [`Matmul`] | cuBLASLt or our own kernel, row-major terms |
 //! | work captured once | [`Graph`] | a CUDA graph that knows whether its addresses still hold |
 //! | compiling without a GPU | [`Compiler`] | NVRTC and the cache of kernels on disk |
 //! | what is on this machine | [`discover`] | loads nothing |
@@ -29,6 +29,7 @@ mod live;
 mod matmul;
 mod memory;
 mod nvrtc;
+mod own_product;
 mod products;
 mod profile;
 mod staging;
@@ -44,5 +45,6 @@ pub use kernel::{Arg, Kernel, Launch, Tiles, Unit};
 pub use library::LibraryInfo;
 pub use matmul::{Matmul, MatrixType, Place};
 pub use memory::MemoryStats;
+pub use own_product::{OwnProducts, ProductTile};
 pub use products::Tuning;
 pub use profile::Timing;

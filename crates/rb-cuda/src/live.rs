@@ -235,7 +235,7 @@ impl Live {
         let stride = 2 * tiles.token_stride as u64;
         let sizes = [size, heads, tokens, batch];
         let strides = [2 * size, stride, stride * tokens];
-        let (boxes, steps) = ([64u32, 1, 64, 1], [1u32; 4]);
+        let (boxes, steps) = ([64u32, 1, tiles.box_tokens as u32, 1], [1u32; 4]);
         let start = tiles.buffer.pointer(tiles.offset_bytes) as usize as *mut c_void;
         // SAFETY: the arrays have the lengths that four dimensions ask for and live through the call, which writes
         // the map alone; the address is not read.
@@ -410,7 +410,7 @@ impl Backend for Live {
                 cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut())
             )
         }?;
-        self.mark(launch.unit.name, String::new, launch.flops, launch.moved_bytes)
+        self.mark(launch.unit.name, || launch.about.clone(), launch.flops, launch.moved_bytes)
     }
 
     fn matmul(&self, spec: &Matmul, pointers: [u64; 3], workspace: u64) -> Result<()> {

@@ -165,7 +165,8 @@ pub struct Place<'a> {
 }
 
 impl Gpu {
-    /// Enqueues a product. A product over no summed elements writes `beta * C`.
+    /// Enqueues a product: on our own kernel where it was measured to be faster, else on cuBLASLt. A product over no
+    /// summed elements writes `beta * C`.
     ///
     /// # Errors
     /// A matrix that reaches past its buffer, a product that cuBLASLt has no algorithm for, a driver error.
@@ -188,6 +189,9 @@ impl Gpu {
         })?;
         for (place, bytes) in [a, b, c].iter().zip(spans) {
             place.buffer.check(place.offset_bytes, bytes)?;
+        }
+        if let Some(tile) = self.own_tile(spec, [a, b, c].map(|place| place.offset_bytes)) {
+            return self.matmul_in_tiles(spec, tile, [a, b, c]);
         }
         self.note_use(&[a.buffer, b.buffer, c.buffer]);
         self.count("matmul");

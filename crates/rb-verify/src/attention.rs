@@ -201,21 +201,39 @@ fn paths(gpu: Gpu, shape: &Shape) -> Vec<AttentionPath> {
 /// registers, on a card of this capability.
 pub(crate) fn tile_units(capability: (u32, u32)) -> Result<Vec<Unit>> {
     let gpu = Gpu::dry(capability, &GpuOptions::default());
+    let zeros = |shape: &Shape, heads| {
+        Tensor::zeros([shape.batch, shape.len, heads, shape.head_dim], DType::BF16, Device::Cuda(gpu))
+    };
     for d in [32, 64, 96, 128] {
         // About 0.1, 2, 4 and 12 blocks of keys to a multiprocessor.
         for batch in [1, 40, 64, 200] {
             let documents = Shape { mask: Mask::Documents, ..Shape::new(batch, 65, [12, 4], d) };
-            let causal = Shape { mask: Mask::Causal, ..documents };
-            for shape in [documents, causal, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
-                let zeros = |heads| Tensor::zeros([batch, 65, heads, d], DType::BF16, Device::Cuda(gpu));
-                for path in paths(gpu, &shape) {
-                    // Hopper's kernels have a variant of their own for a causal mask.
-                    if path == AttentionPath::Plain
-                        || (path == AttentionPath::Mma && shape.mask == Mask::Causal)
-                    {
-                        continue;
-                    }
-                    enqueue(&shape, path, &zeros(shape.all_heads())?, &zeros(shape.heads)?)?;
+            for shape in [documents, Shape { softcap: Some(30.0), window: Some(30), ..documents }] {
+                if paths(gpu, &shape).contains(&AttentionPath::Mma) {
+                    let (qkv, dy) = (zeros(&shape, shape.all_heads())?, zeros(&shape, shape.heads)?);
+                    enqueue(&shape, AttentionPath::Mma, &qkv, &dy)?;
+                }
+            }
+        }
+        // Hopper's kernels have a variant of their own for each mask and for gradients that are turned back. Few
+        // blocks, so many that the blocks of a cluster would find no room, more than multiprocessors, and long rows;
+        // a head of keys for three of queries and for one.
+        const WGMMA: [(usize, usize, [usize; 2]); 5] =
+            [(1, 65, [12, 4]), (20, 65, [12, 4]), (40, 65, [12, 4]), (40, 65, [12, 12]), (1, 8200, [12, 4])];
+        for (batch, len, heads) in WGMMA {
+            for mask in [Mask::Documents, Mask::Causal, Mask::Full] {
+                let shape = Shape { mask, ..Shape::new(batch, len, heads, d) };
+                if !paths(gpu, &shape).contains(&AttentionPath::Wgmma) {
+                    continue;
+                }
+                let (qkv, dy) = (zeros(&shape, shape.all_heads())?, zeros(&shape, shape.heads)?);
+                let (mask, path) = (shape.mask()?, Some(AttentionPath::Wgmma));
+                let attention =
+                    || DeviceAttention::new(&qkv, shape.heads, shape.kv_heads, &mask, shape.options(), path);
+                let angles = Tensor::zeros([batch, shape.len, d / 2, 2], DType::F32, Device::Cuda(gpu))?;
+                for attention in [attention()?, attention()?.turned_by(angles)] {
+                    let [y, lse] = attention.forward()?;
+                    attention.backward([&y, &lse], &dy)?;
                 }
             }
         }
@@ -513,6 +531,38 @@ fn add(to: &mut [f32], x: &[f32], factor: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Causal, with gradients that are turned back, three query heads to a key head: what pretraining takes.
+    #[test]
+    fn every_set_of_wgmma_tiles_is_compiled_ahead() {
+        let units = tile_units((9, 0)).unwrap();
+        let sets = |kernel: &str, d: usize| {
+            let of = |unit: &Unit, name: &str| {
+                let start = format!("#define {name} ");
+                unit.defines.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or("-").to_string()
+            };
+            let mine = |unit: &&Unit| {
+                let is = |name, value: &str| [value, "-"].contains(&of(unit, name).as_str());
+                unit.name == kernel
+                    && is("D", &d.to_string())
+                    && is("KV_HEADS", "4")
+                    && is("MASK", "1")
+                    && is("TURN", "1")
+            };
+            let sizes =
+                |unit: &Unit| ["WORKERS", "KEYS", "TEAM", "SPLIT"].map(|name| of(unit, name)).join(" ");
+            units.iter().filter(mine).map(sizes).collect::<std::collections::BTreeSet<_>>()
+        };
+        let expected = |list: &[&str]| list.iter().map(ToString::to_string).collect();
+        assert_eq!(sets("attention_wgmma_fwd", 64), expected(&["1 64 - -", "3 128 - -"]));
+        assert_eq!(sets("attention_wgmma_fwd", 128), expected(&["1 128 - -", "2 128 - -", "3 64 - -"]));
+        assert_eq!(sets("attention_wgmma_bwd_q", 64), expected(&["2 64 2 -", "3 64 1 -"]));
+        assert_eq!(sets("attention_wgmma_bwd_q", 128), expected(&["1 64 1 -", "2 128 1 -", "3 64 1 -"]));
+        for d in [64, 128] {
+            assert_eq!(sets("attention_wgmma_bwd_kv", d), expected(&["2 64 1 1", "2 64 2 1", "2 64 2 3"]));
+        }
+        assert!(tile_units((8, 0)).unwrap().iter().all(|unit| !unit.name.contains("wgmma")));
+    }
 
     fn small() -> Vec<Shape> {
         shapes(true).into_iter().filter(|s| s.batch * s.len * s.heads < 1000).collect()

@@ -16,6 +16,7 @@ use rb_optim::{AdamW, AdamWConfig, Optimizer};
 use rb_tensor::{DType, Device, Rng, Tensor};
 
 use crate::attention::{tile_units, verify_attention};
+use crate::products::{product_units, verify_products};
 use crate::suite::verify_variants_on;
 use crate::{Check, Report, Result, gradients_follow_f64, optimizer_follows_formula};
 
@@ -37,6 +38,7 @@ pub fn kernel_units(capability: (u32, u32)) -> Vec<Unit> {
     let _ = split::split_weights(gpu, 0, 1);
     let mut units = gpu.units();
     units.extend(tile_units(capability).unwrap_or_default());
+    units.extend(product_units(capability));
     units
 }
 
@@ -87,6 +89,7 @@ pub fn verify_device(
     if extent != Extent::Cover {
         push(&mut report, verify_attention(gpu, seed, !full)?);
     }
+    push(&mut report, tried("device: own products", verify_products(gpu, seed).map(one)));
     for precision in precisions() {
         if full {
             let mut scoped = Report::default();

@@ -30,6 +30,7 @@ mod gates;
 mod independence;
 mod language_model;
 mod model;
+mod products;
 mod reference;
 mod report;
 mod run_gate;

@@ -202,6 +202,7 @@ pub struct DeviceAttention {
     gpu: Gpu,
     qkv: Tensor,
     out: Shape,
+    angles: Option<Tensor>,
 }
 
 impl DeviceAttention {
@@ -231,7 +232,13 @@ impl DeviceAttention {
             ..AttentionPacked::new(num_heads, num_kv_heads, mask, options.into())
         };
         let out = op.out_shape(&[qkv.shape()])?;
-        Ok(DeviceAttention { op, gpu, qkv: qkv.clone(), out })
+        Ok(DeviceAttention { op, gpu, qkv: qkv.clone(), out, angles: None })
+    }
+
+    /// The same, whose gradients of queries and keys are turned back by `angles [B, T, D/2, 2]` (cosine, sine), f32 on
+    /// that GPU, where the kernels can.
+    pub fn turned_by(self, angles: Tensor) -> DeviceAttention {
+        DeviceAttention { angles: Some(angles), ..self }
     }
 
     /// Output `[B, T, Hq, D]` and `lse [B, T, Hq]`, f32.
@@ -251,7 +258,8 @@ impl DeviceAttention {
     pub fn backward(&self, [y, lse]: [&Tensor; 2], dy: &Tensor) -> Result<Tensor> {
         let dqkv = crate::cuda::output(self.gpu, self.qkv.shape(), self.qkv.dtype())?;
         let (inputs, outputs) = (self.op.cuda_heads(&self.qkv), self.op.cuda_heads(&dqkv));
-        self.op.cuda_problem(&self.qkv)?.backward(self.gpu, inputs, [y, dy, lse], outputs)?;
+        let p = cuda::Problem { angles: self.angles.as_ref(), ..self.op.cuda_problem(&self.qkv)? };
+        p.backward(self.gpu, inputs, [y, dy, lse], outputs)?;
         Ok(dqkv)
     }
 }

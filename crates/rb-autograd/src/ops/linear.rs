@@ -5,7 +5,7 @@
 //! - **Dtypes** all of one float type.
 //! - **Backward** `dx = dy weight`, `dweight = dy^T x`, `dbias = sum(dy)` over rows.
 //! - **Saves** `x` and `weight` (both shared).
-//! - **Kernels** cuBLASLt; `add_bias`, `column_sum` where there is a bias.
+//! - **Kernels** cuBLASLt or `product_wgmma`; `add_bias`, `column_sum` where there is a bias.
 //! - **Errors** `ShapeError` if `weight` is not `[N, K]` or `bias` not `[N]`.
 //! - **Source** PyTorch `torch.nn.functional.linear`.
 

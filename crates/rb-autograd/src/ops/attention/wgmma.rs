@@ -42,31 +42,42 @@ struct Block {
 // Where the blocks of the first row would not fill the card, those of the second do it better. Every row was compiled
 // by NVRTC 12.9, 13.0 and 13.5, for 12 and 4 heads without spills and with products that overlap.
 //
-// Rejected: 64 keys a step forward (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64 (25 % slower
-// forward, 17 % for the gradient of queries); 3 workers for the gradients of keys and values (spills); queries or
-// keys as operands in registers (5 % faster for the gradients of keys and values, but ptxas 13.0 takes their registers
-// for others while they are in use: wrong results); turns in backward (8 % slower); skipping the scaling of sums
-// whose maximum stays (2 % slower); the scores of half of a causal step left out, not only its products with values
-// (ptxas then waits after each product: 15 % slower at 64x1024, 30 % at 8192 tokens); scores and dy v^T of a step at
-// once for the gradients of keys and values (the same, with heads of 128).
+// Heads of 128: three workers with steps of 64 keys are a tenth faster than two with 128, forward and for the gradient
+// of queries, and a few percent slower from 4096 (gradient) and 8192 keys (forward) on.
+//
+// Rejected: 64 keys a step forward of heads of 64 (10 % slower with 3 workers, 6 % with 4); 2 workers for heads of 64
+// (25 % slower forward; for the gradient of queries 17 %, and 8 to 17 % with 128 keys a step); 3 workers for the
+// gradients of keys and values (spills, or ptxas waits after each product); queries or keys as operands in registers
+// (5 % faster for the gradients of keys and values, but ptxas 13.0 takes their registers for others while they are in
+// use: wrong results); turns in backward (8 % slower); skipping the scaling of sums whose maximum stays (2 % slower);
+// half of a causal step's products left out with given ranges (ptxas then waits after each product, by version);
+// scores and dy v^T of a step before the products of the step before have ended, with heads of 128 (the same).
 
-/// Forward, for so many blocks of the usual kind to a multiprocessor.
-fn forward_block(head_dim: usize, load: f64) -> Block {
+/// Forward, for so many blocks of three workers to a multiprocessor.
+fn forward_block(head_dim: usize, load: f64, keys: usize, with_ranges: bool) -> Block {
     match head_dim {
         64 if load <= 0.5 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
         64 => Block { workers: 3, step: 128, stages: 4, registers: [32, 160], team: 1 },
-        _ if load <= 1.0 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240], team: 1 },
+        _ if load <= 0.67 => Block { workers: 1, step: 128, stages: 2, registers: [24, 240], team: 1 },
+        // Two workers with given ranges spill.
+        _ if with_ranges || (load > 1.0 && keys <= 4096) => {
+            Block { workers: 3, step: 64, stages: 4, registers: [32, 160], team: 1 }
+        }
         _ => Block { workers: 2, step: 128, stages: 2, registers: [32, 232], team: 1 },
     }
 }
 
 /// Gradient of queries.
-fn backward_q_block(head_dim: usize, load: f64) -> Block {
+fn backward_q_block(head_dim: usize, load: f64, keys: usize, with_ranges: bool) -> Block {
     match head_dim {
         64 if load <= 1.0 => Block { workers: 2, step: 64, stages: 4, registers: [24, 240], team: 2 },
-        _ if load <= 1.0 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
         64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160], team: 1 },
-        _ => Block { workers: 2, step: 64, stages: 2, registers: [24, 240], team: 1 },
+        _ if load <= 0.67 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
+        // Three workers with given ranges spill.
+        _ if load > 1.0 && keys <= 2048 && !with_ranges => {
+            Block { workers: 3, step: 64, stages: 4, registers: [24, 160], team: 1 }
+        }
+        _ => Block { workers: 2, step: 128, stages: 2, registers: [24, 240], team: 1 },
     }
 }
 
@@ -83,7 +94,7 @@ fn backward_kv_block(head_dim: usize, load: f64) -> Block {
 }
 
 /// Places for the keys and values of an item: two let the next ones arrive while a worker ends its item.
-fn places(head_dim: usize) -> usize {
+fn key_places(head_dim: usize) -> usize {
     if head_dim <= 64 { 2 } else { 1 }
 }
 
@@ -92,17 +103,30 @@ impl Block {
         128 * (self.workers as u32 + 1)
     }
 
-    /// Shared memory of forward, which holds `kinds` 1 tile of 64 queries twice for each unit, or of the gradient of
-    /// queries, which holds two kinds.
-    fn query_bytes(&self, head_dim: usize, kinds: usize) -> usize {
+    /// Shared memory of forward, which holds two tiles of 64 queries for each unit.
+    fn forward_bytes(&self, head_dim: usize) -> usize {
+        self.bytes_of_queries(head_dim, 2)
+    }
+
+    /// Shared memory of the gradient of queries.
+    fn query_bytes(&self, head_dim: usize) -> usize {
+        self.bytes_of_queries(head_dim, 2 * self.query_places(head_dim))
+    }
+
+    fn bytes_of_queries(&self, head_dim: usize, tiles: usize) -> usize {
         let sums = (self.team - 1) * self.units() * 256 * head_dim;
-        1024 + head_dim * (2 * kinds * self.units() * 128 + 4 * self.stages * self.step) + sums
+        1024 + head_dim * (tiles * self.units() * 128 + 4 * self.stages * self.step) + sums
+    }
+
+    /// Places for the queries and dy of an item: of heads of 128 a stage more is worth more than the second.
+    fn query_places(&self, head_dim: usize) -> usize {
+        if head_dim <= 64 || self.workers == 1 { 2 } else { 1 }
     }
 
     fn key_bytes(&self, head_dim: usize) -> usize {
         // Sums of keys and of values, of heads of 128 those of keys alone.
         let sums = (self.team - 1) * self.units() * 32768;
-        1024 + 256 * head_dim * places(head_dim) * self.units() + self.stages * (256 * head_dim + 1024) + sums
+        1024 + 256 * head_dim * key_places(head_dim) * self.units() + self.stages * (256 * head_dim + 1024) + sums
     }
 
     /// Blocks that share the query heads of a group, for so many blocks to a multiprocessor without: more would not
@@ -170,6 +194,10 @@ pub fn refusal(info: &GpuInfo, p: &Problem<'_>) -> Option<String> {
 }
 
 impl Problem<'_> {
+    fn with_ranges(&self) -> bool {
+        matches!(self.mask, AttentionMask::Ranges(_))
+    }
+
     fn group(&self) -> usize {
         self.num_heads / self.num_kv_heads
     }
@@ -191,9 +219,9 @@ impl Problem<'_> {
         (pieces * self.pairs()) as f64 / f64::from(info.multiprocessors.max(1))
     }
 
-    /// The usual number of workers whose blocks share the queries of a key head.
-    fn query_workers(&self) -> usize {
-        if self.head_dim == 64 { 3 } else { 2 }
+    /// Blocks of three workers for each multiprocessor, of which each has 64 queries.
+    fn query_load(&self, info: &GpuInfo) -> f64 {
+        self.load(info, self.query_pieces(3))
     }
 
     fn tiles<'t>(&self, heads: Heads<'t>, count: usize, tokens: usize) -> Result<Arg<'t>> {
@@ -203,6 +231,7 @@ impl Problem<'_> {
             offset_bytes: place.offset_bytes + heads.first * self.head_dim * 2,
             shape: [self.batch, tokens, count, self.head_dim],
             token_stride: heads.stride(),
+            box_tokens: ROWS,
         }))
     }
 
@@ -251,11 +280,13 @@ impl Problem<'_> {
 /// Writes the output and `lse`.
 pub fn forward(p: &Problem<'_>, gpu: Gpu, [q, k, v]: [Heads<'_>; 3], [y, lse]: [&Tensor; 2]) -> Result<()> {
     let info = gpu.info();
-    let block = forward_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
+    let block = forward_block(p.head_dim, p.query_load(info), p.keys, p.with_ranges());
     let grid = grid(info, p.query_pieces(block.workers), p.pairs(), 4 * p.keys * p.head_dim);
-    let half = block.step == 128 && matches!(p.mask, AttentionMask::Causal);
+    // Of long rows it is next to nothing.
+    let half = p.head_dim == 64 && block.step == 128 && p.keys <= 2048;
+    let half = half && matches!(p.mask, AttentionMask::Causal);
     let launch = p
-        .persistent(&FWD, &block, &grid, block.query_bytes(p.head_dim, 1), [q.stride(), k.stride()])
+        .persistent(&FWD, &block, &grid, block.forward_bytes(p.head_dim), [q.stride(), k.stride()])
         .define("HALF", usize::from(half));
     let launch = p.inputs_as_tiles(launch, [q, k, v])?.arg(p.ranges()?).arg(y.arg()?).arg(lse.arg()?);
     cuda::launch_on(gpu, p.end(launch, &grid))
@@ -273,7 +304,7 @@ pub fn backward(
     let (tiles, strides) = (p.queries.div_ceil(ROWS), [q.stride(), k.stride()]);
     let sums = cuda::output(gpu, &Shape::from([p.batch, p.num_heads, tiles * ROWS, 2]), DType::F32)?;
     // Given ranges are checked once, and what 64 queries see is found once.
-    let with_ranges = matches!(p.mask, AttentionMask::Ranges(_));
+    let with_ranges = p.with_ranges();
     let of_ranges = |shape: [usize; 3]| -> Result<Option<Tensor>> {
         let make = || cuda::output(gpu, &Shape::from(shape), DType::I32);
         with_ranges.then(make).transpose()
@@ -281,10 +312,11 @@ pub fn backward(
     let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
-    let block = backward_q_block(p.head_dim, p.load(info, p.query_pieces(p.query_workers())));
+    let block = backward_q_block(p.head_dim, p.query_load(info), p.keys, with_ranges);
     let q_grid = grid(info, p.query_pieces(block.units()), p.pairs(), 4 * p.keys * p.head_dim);
     let launch = p
-        .persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim, 2), strides)
+        .persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim), strides)
+        .define("PLACES", block.query_places(p.head_dim))
         .define("TEAM", block.team);
     let launch = p
         .inputs_as_tiles(launch, [q, k, v])?
@@ -308,7 +340,7 @@ pub fn backward(
     }
     let launch = p
         .persistent(&BWD_KV, &block, &kv_grid, block.key_bytes(p.head_dim), strides)
-        .define("PLACES", places(p.head_dim))
+        .define("PLACES", key_places(p.head_dim))
         .define("TEAM", block.team)
         .define("SPLIT", split);
     let launch = p
@@ -338,12 +370,13 @@ mod tests {
 
     #[test]
     fn every_block_fits_shared_memory_and_registers() {
-        for head_dim in [64, 128] {
-            for load in [0.1, 0.7, 2.0] {
-                let (q, kv) = (backward_q_block(head_dim, load), backward_kv_block(head_dim, load));
-                let fwd = forward_block(head_dim, load);
-                let bytes =
-                    [fwd.query_bytes(head_dim, 1), q.query_bytes(head_dim, 2), kv.key_bytes(head_dim)];
+        let lengths = [(1024, false), (4096, false), (8192, false), (1024, true)];
+        for (head_dim, load) in [64, 128].into_iter().flat_map(|d| [0.1, 0.7, 2.0].map(|load| (d, load))) {
+            for (keys, with_ranges) in lengths {
+                let q = backward_q_block(head_dim, load, keys, with_ranges);
+                let kv = backward_kv_block(head_dim, load);
+                let fwd = forward_block(head_dim, load, keys, with_ranges);
+                let bytes = [fwd.forward_bytes(head_dim), q.query_bytes(head_dim), kv.key_bytes(head_dim)];
                 assert!(bytes.iter().all(|&bytes| bytes + 1024 <= 227 << 10), "D {head_dim}: {bytes:?}");
                 for block in [fwd, q, kv] {
                     let threads = block.threads() as usize;
