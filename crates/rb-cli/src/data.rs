@@ -208,8 +208,11 @@ fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
     };
     let mut meter = Meter::new();
     let stop = stop::on_signal("stopping, nothing is kept")?;
-    let items = stop::until(&stop, items());
-    let index = prepare::prepare(items, &tokenizer, &languages, &options, &args.out, &mut |p| meter.show(p))
+    let progress = &mut |progress| {
+        meter.show(progress);
+        stop::check(&stop)
+    };
+    let index = prepare::prepare(items(), &tokenizer, &languages, &options, &args.out, progress)
         .map_err(stop::failure)?;
     meter.end();
     describe(&index);

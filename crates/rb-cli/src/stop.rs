@@ -24,12 +24,9 @@ pub(crate) fn on_signal(what: &'static str) -> Result<Arc<AtomicBool>, Failure> 
     Ok(stop)
 }
 
-/// The items until `stop` is set, then [`DataError::Stopped`]: what was begun is then taken back.
-pub(crate) fn until<T>(
-    stop: &AtomicBool,
-    items: impl Iterator<Item = rb_data::Result<T>>,
-) -> impl Iterator<Item = rb_data::Result<T>> {
-    items.map(|item| if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { item })
+/// [`DataError::Stopped`] once `stop` is set: what was begun is then taken back.
+pub(crate) fn check(stop: &AtomicBool) -> rb_data::Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
 }
 
 /// The failure of an error of `rb-data`, with the exit code of a stop where it is one.

@@ -307,9 +307,9 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
     let tokenizer = Tokenizer::load(&args.tokenizer).map_err(Failure::failed)?;
     let (corpus, _) = args.text.open()?;
     let stop = stop::on_signal("stopping, nothing is kept")?;
-    let documents = stop::until(&stop, corpus.documents_ahead());
     let result = rb_data::atomic::replace(&args.out, |out| -> rb_data::Result<()> {
-        rb_data::token_file::encode_ordered(documents, &tokenizer, |document, ids| {
+        rb_data::token_file::encode_ordered(corpus.documents_ahead(), &tokenizer, |document, ids| {
+            stop::check(&stop)?;
             let file = document.file.display().to_string();
             let line = serde_json::json!({"file": file, "line": document.line, "ids": ids});
             writeln!(out, "{line}").map_err(|source| {

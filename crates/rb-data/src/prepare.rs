@@ -87,10 +87,14 @@ pub struct Item {
     pub ids: Option<Vec<u32>>,
 }
 
-/// Reads `items` once and makes the folder `out`, which must not exist; it appears whole or not at all.
+/// Tokens after which the second pass tells of its progress.
+const TOLD_TOKENS: u64 = 1 << 20;
+
+/// Reads `items` once and makes the folder `out`, which must not exist; it appears whole or not at all. An error of
+/// `progress` ends it.
 ///
 /// # Errors
-/// The first error of `items`; settings outside their range; [`DataError::EmptyTrainSide`]; [`DataError::FolderExists`];
+/// The first error of `items` and of `progress`; settings outside their range; [`DataError::EmptyTrainSide`]; [`DataError::FolderExists`];
 /// errors of writing. Nothing is left behind then.
 pub fn prepare(
     items: impl Iterator<Item = Result<Item>> + Send,
@@ -98,7 +102,7 @@ pub fn prepare(
     languages: &Languages,
     options: &PrepareOptions,
     out: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<PreparedIndex> {
     check(options, languages)?;
     if out.exists() {
@@ -140,7 +144,7 @@ fn write(
     languages: &Languages,
     options: &PrepareOptions,
     folder: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<PreparedIndex> {
     let entries = &staged.entries;
     let (copies, repeats) = mixture::copies(entries, languages, options.mixture.as_ref())?;
@@ -174,18 +178,21 @@ fn write(
             };
             open.push_counted(entry.bytes.into(), entry.chars.into(), staged.ids(entry))?;
             counts.add(side, entry);
+            if so_far.tokens / TOLD_TOKENS != (so_far.tokens + u64::from(entry.tokens) + 1) / TOLD_TOKENS {
+                progress(so_far)?;
+            }
             so_far.tokens += u64::from(entry.tokens) + 1;
             if open.tokens() >= options.shard_tokens
                 && let Some(full) = writer.take()
             {
                 shards.push(ShardEntry::new(side, full.finish()?));
-                progress(so_far);
+                progress(so_far)?;
             }
         }
         if let Some(last) = writer.take() {
             shards.push(ShardEntry::new(side, last.finish()?));
         }
-        progress(so_far);
+        progress(so_far)?;
     }
     tokenizer.save(folder.join(index::TOKENIZER_FILE))?;
     let index = PreparedIndex::new(tokenizer, staged, options, counts.finish(), shards);

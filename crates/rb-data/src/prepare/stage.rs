@@ -68,7 +68,7 @@ pub(super) fn read(
     languages: &Languages,
     options: &PrepareOptions,
     path: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress) -> Result<()>,
 ) -> Result<Staged> {
     let mut stage = Stage::create(path, tokenizer, languages, options)?;
     std::thread::scope(|scope| -> Result<()> {
@@ -98,7 +98,7 @@ pub(super) fn read(
         });
         for batch in receiver {
             stage.add(batch?)?;
-            progress(stage.progress);
+            progress(stage.progress)?;
         }
         stage.decide(true)
     })?;

@@ -36,7 +36,7 @@ fn texts() -> Vec<String> {
 
 fn run(texts: &[String], options: &PrepareOptions, out: &Path) -> Result<PreparedIndex> {
     let items = texts.iter().map(|t| Ok(document(t)));
-    prepare(items, &tokenizer(), &languages(), options, out, &mut |_| {})
+    prepare(items, &tokenizer(), &languages(), options, out, &mut |_| Ok(()))
 }
 
 /// Documents of a stream, as text.
@@ -179,8 +179,17 @@ fn errors_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("a");
     let items = [Ok(document("x")), Err(DataError::NoPaths)].into_iter();
-    let result = prepare(items, &tokenizer(), &languages(), &PrepareOptions::default(), &out, &mut |_| {});
+    let result =
+        prepare(items, &tokenizer(), &languages(), &PrepareOptions::default(), &out, &mut |_| Ok(()));
     assert!(matches!(result, Err(DataError::NoPaths)));
+    for writing in [false, true] {
+        // Whoever is told of the progress may stop it, in the first pass and in the second.
+        let progress = &mut |p: Progress| if p.writing == writing { Err(DataError::Stopped) } else { Ok(()) };
+        let items = texts().into_iter().map(|text| Ok(document(&text)));
+        let result = prepare(items, &tokenizer(), &languages(), &PrepareOptions::default(), &out, progress);
+        assert!(matches!(result, Err(DataError::Stopped)));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
     let refused = |options: PrepareOptions| run(&texts(), &options, &out).unwrap_err().to_string();
     let e = refused(PrepareOptions { split: SplitConfig { val_fraction: 0.7 }, ..PrepareOptions::default() });
     assert!(e.contains("val_fraction is 0.7"), "{e}");
@@ -299,7 +308,7 @@ mod imports {
                 ..PrepareOptions::default()
             };
             let items = items.into_iter().map(Ok);
-            prepare(items, &tokenizer, &Languages::default(), &options, &out, &mut |_| {}).unwrap();
+            prepare(items, &tokenizer, &Languages::default(), &options, &out, &mut |_| Ok(())).unwrap();
             let prepared = Prepared::open(&out).unwrap();
             let stream: Vec<u32> =
                 (0..prepared.train.len()).map(|i| prepared.train.get(i).unwrap()).collect();
