@@ -67,14 +67,14 @@ fn forward_block(head_dim: usize, load: f64, keys: usize, with_ranges: bool) -> 
     }
 }
 
-/// Gradient of queries.
-fn backward_q_block(head_dim: usize, load: f64, keys: usize, with_ranges: bool) -> Block {
+/// Gradient of queries. With given ranges, and where each query head has a key head of its own, three workers with heads
+/// of 128 spill (`spills`).
+fn backward_q_block(head_dim: usize, load: f64, keys: usize, spills: bool) -> Block {
     match head_dim {
         64 if load <= 1.0 => Block { workers: 2, step: 64, stages: 4, registers: [24, 240], team: 2 },
         64 => Block { workers: 3, step: 64, stages: 4, registers: [32, 160], team: 1 },
         _ if load <= 0.67 => Block { workers: 1, step: 64, stages: 4, registers: [24, 240], team: 1 },
-        // Three workers with given ranges spill.
-        _ if load > 1.0 && keys <= 2048 && !with_ranges => {
+        _ if load > 1.0 && keys <= 2048 && !spills => {
             Block { workers: 3, step: 64, stages: 4, registers: [24, 160], team: 1 }
         }
         _ => Block { workers: 2, step: 128, stages: 2, registers: [24, 240], team: 1 },
@@ -312,7 +312,7 @@ pub fn backward(
     let (spans, reaches) = (of_ranges([p.batch, tiles * ROWS, 2])?, of_ranges([p.batch, tiles, 4])?);
     let dy_tiles = p.tiles(Heads::all(dy), p.num_heads, p.queries)?;
 
-    let block = backward_q_block(p.head_dim, p.query_load(info), p.keys, with_ranges);
+    let block = backward_q_block(p.head_dim, p.query_load(info), p.keys, with_ranges || p.group() == 1);
     let q_grid = grid(info, p.query_pieces(block.units()), p.pairs(), 4 * p.keys * p.head_dim);
     let launch = p
         .persistent(&BWD_Q, &block, &q_grid, block.query_bytes(p.head_dim), strides)
