@@ -107,21 +107,7 @@ impl Gpu {
 
 /// `C = A B^T` in bf16.
 fn product(m: usize, n: usize, k: usize) -> Matmul {
-    Matmul {
-        m,
-        n,
-        k,
-        trans_a: false,
-        trans_b: true,
-        batch: 1,
-        stride_a: 0,
-        stride_b: 0,
-        stride_c: 0,
-        ab: MatrixType::Bf16,
-        c: MatrixType::Bf16,
-        alpha: 1.0,
-        beta: 0.0,
-    }
+    Matmul::plain([m, n, k], true)
 }
 
 fn compare(what: &'static str, found: &[f32], expected: &[f32]) -> Result<()> {

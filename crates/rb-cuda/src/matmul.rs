@@ -64,6 +64,25 @@ impl fmt::Display for Matmul {
 }
 
 impl Matmul {
+    /// One product in bf16, neither scaled nor added to what C holds, of A as it is and B transposed or not.
+    pub const fn plain([m, n, k]: [usize; 3], trans_b: bool) -> Matmul {
+        Matmul {
+            m,
+            n,
+            k,
+            trans_a: false,
+            trans_b,
+            batch: 1,
+            stride_a: 0,
+            stride_b: 0,
+            stride_c: 0,
+            ab: MatrixType::Bf16,
+            c: MatrixType::Bf16,
+            alpha: 1.0,
+            beta: 0.0,
+        }
+    }
+
     pub(crate) fn key(&self) -> MatmulKey {
         let single = self.batch == 1;
         MatmulKey {

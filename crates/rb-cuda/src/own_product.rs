@@ -268,24 +268,6 @@ mod tests {
     use super::*;
     use crate::GpuOptions;
 
-    fn spec(trans_b: bool, [m, n, k]: [usize; 3]) -> Matmul {
-        Matmul {
-            m,
-            n,
-            k,
-            trans_a: false,
-            trans_b,
-            batch: 1,
-            stride_a: 0,
-            stride_b: 0,
-            stride_c: 0,
-            ab: MatrixType::Bf16,
-            c: MatrixType::Bf16,
-            alpha: 1.0,
-            beta: 0.0,
-        }
-    }
-
     /// The kernels that a product launches on a card of this capability.
     fn launched(
         capability: (u32, u32),
@@ -305,7 +287,7 @@ mod tests {
     fn measured_products_run_on_the_own_kernel_and_all_else_on_the_library() {
         let (here, library) = (vec!["product_wgmma"], vec!["matmul"]);
         for row in MEASURED {
-            let of = |m| spec(row.trans_b, [m, row.n, row.k]);
+            let of = |m| Matmul::plain([m, row.n, row.k], row.trans_b);
             let run = |spec: &Matmul| launched((9, 0), spec, 0, OwnProducts::Measured);
             assert_eq!(run(&of(row.m)), here);
             assert_eq!(run(&of(row.m - 100)), here, "a few rows less");
@@ -342,7 +324,7 @@ mod tests {
     #[test]
     fn every_tile_fits_shared_memory_and_registers() {
         for row in MEASURED {
-            let (tile, spec) = (row.tile, spec(row.trans_b, [row.m, row.n, row.k]));
+            let (tile, spec) = (row.tile, Matmul::plain([row.m, row.n, row.k], row.trans_b));
             assert!(tile.is_known(row.trans_b), "{tile:?}");
             let stages = tile.stages(&spec, 132);
             let barriers = 16 * stages;
@@ -368,7 +350,7 @@ mod tests {
         let run = |spec: &Matmul, tile: ProductTile, offset: usize| {
             gpu.matmul_in_tiles(spec, tile, [at(offset), at(0), at(0)])
         };
-        let good = spec(true, [130, 200, 72]);
+        let good = Matmul::plain([130, 200, 72], true);
         run(&good, tile(1, 1, 64), 0).unwrap();
         run(&good, tile(2, 2, 176), 16).unwrap();
         let refused = |spec: &Matmul, tile: ProductTile, offset: usize| {

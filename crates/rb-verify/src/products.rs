@@ -1,7 +1,7 @@
 //! Our own kernel for matrix products on a GPU, beside the host, in every tile that it is used with.
 
 use half::bf16;
-use rb_cuda::{Buffer, Gpu, GpuOptions, Matmul, MatrixType, Place, ProductTile, Unit};
+use rb_cuda::{Buffer, Gpu, GpuOptions, Matmul, Place, ProductTile, Unit};
 use rb_tensor::{Rng, TensorError};
 
 use crate::{Check, Result};
@@ -52,23 +52,7 @@ pub(crate) fn verify_products(gpu: Gpu, seed: u64) -> Result<Check> {
 fn specs(tile: ProductTile, trans_b: bool) -> Vec<Matmul> {
     let (rows, columns) = (tile.rows(), tile.columns);
     let sizes = [(1, 8, 8), (rows + 1, columns + 8, 72), (rows - 7, 2 * columns - 8, 264), (130, 200, 776)];
-    sizes
-        .map(|(m, n, k)| Matmul {
-            m,
-            n,
-            k,
-            trans_a: false,
-            trans_b,
-            batch: 1,
-            stride_a: 0,
-            stride_b: 0,
-            stride_c: 0,
-            ab: MatrixType::Bf16,
-            c: MatrixType::Bf16,
-            alpha: 1.0,
-            beta: 0.0,
-        })
-        .to_vec()
+    sizes.map(|(m, n, k)| Matmul::plain([m, n, k], trans_b)).to_vec()
 }
 
 /// Launches a product whose operands nobody has written.
